@@ -1,0 +1,115 @@
+"""One session a job. `nox -l` lists them; `nox` proves everything, `nox -s demo` runs the main job."""
+
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+
+#: Package -> the packages of this repository it needs, itself last. They go into one pip call: the siblings
+#: pin each other with `==` and are on no index.
+CLOSURE = {
+    "pack-core": ["pack-core"],
+    "pack-torch": ["pack-core", "pack-torch"],
+    "pack-miles": ["pack-core", "pack-torch", "pack-miles"],
+}
+ALL = CLOSURE["pack-miles"]
+SOURCES = [f"packages/{name}/src" for name in ALL]
+TORCH = "torch==2.13.0"
+
+#: One thread each: the tests start several processes, and a result must not depend on the number of cores.
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def group(path: str, name: str) -> list[str]:
+    """Return the requirements of one dependency group of a pyproject.toml."""
+    return nox.project.dependency_groups(nox.project.load_toml(path), name)
+
+
+def editable(names: list[str]) -> list[str]:
+    """Return pip's arguments for installing packages of this checkout in place."""
+    return [argument for name in names for argument in ("-e", f"packages/{name}")]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff."""
+    session.install(*group("pyproject.toml", "lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check all three packages with a strict type checker."""
+    session.install(*group("pyproject.toml", "types"), *editable(ALL), TORCH)
+    session.run("mypy", *SOURCES)
+
+
+@nox.session
+@nox.parametrize("package", list(CLOSURE), ids=list(CLOSURE))
+def tests(session: nox.Session, package: str) -> None:
+    """Test one package with nothing installed but what it declares."""
+    session.install(*editable(CLOSURE[package]), *group(f"packages/{package}/pyproject.toml", "test"))
+    session.run("pytest", f"tests/{package.replace('-', '_')}", *session.posargs, env=THREADS)
+
+
+@nox.session
+def workspace(session: nox.Session) -> None:
+    """Check what spans the packages: imports, versions, public names, and every documented example."""
+    session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
+    session.run("pytest", "tests/workspace", env=THREADS)
+    session.run("pytest", "--doctest-modules", *SOURCES, env=THREADS)
+    session.run("pytest", "--doctest-glob=*.md", "README.md", *[f"packages/{name}/README.md" for name in ALL], env=THREADS)
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """Compare with other projects' packages, installed from the index in an environment of their own."""
+    session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
+    # MILES' wheel declares twenty heavy packages; the modules asked here need only these.
+    session.install("--no-deps", "miles-rl==0.0.2")
+    session.install("httpx", "packaging", "pydantic", "pyyaml", "tqdm")
+    session.run("pytest", "tests/peers", *session.posargs, env=THREADS | {"TORCHDYNAMO_DISABLE": "1"})
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheels and use them from a clean environment outside the checkout."""
+    session.install("build", "virtualenv")
+    work = Path(session.create_tmp()).resolve()
+    shutil.rmtree(work / "dist", ignore_errors=True)
+    for name in ALL:
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(work / "dist"), f"packages/{name}", silent=True)
+    smoke = Path("tests/smoke.py").resolve()
+    session.chdir(work)  # a path of the checkout must not make a missing file of the wheel look present
+    for name in ("pack-core", "pack-miles"):
+        session.run("virtualenv", "-q", "--clear", "clean", silent=True)
+        python = str(work / "clean" / "bin" / "python")
+        torch = [] if name == "pack-core" else [TORCH]
+        install = ["install", "-q", "--find-links", "dist", name, *torch]
+        session.run(python, "-m", "pip", *install, external=True)
+        session.run(python, "-I", str(smoke), name, external=True)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Train the small model on packed rows, four ranks, and report."""
+    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"))
+    output = Path("runs/demo")
+    shutil.rmtree(output, ignore_errors=True)  # the demo starts afresh each time; its folder is named in .gitignore
+    for command in ("validate", "plan", "train"):
+        session.run("pack-miles", command, "examples/demo.toml", *session.posargs, env=THREADS)
+    session.run("pack-miles", "audit", str(output))
+    session.run("pack-miles", "report", str(output), "--html", str(output / "report.html"))
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure planning, batch building and packed against one-sample-a-row training."""
+    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"))
+    session.run("python", "benchmarks/run.py", *session.posargs, env=os.environ | THREADS)

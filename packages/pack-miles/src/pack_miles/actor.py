@@ -1,0 +1,342 @@
+"""The Core actor: scores and trains this rank's samples on packed rows, one optimizer step after another.
+
+All ranks run the same collectives in the same order, whatever their samples look like: equal pack counts are agreed
+before the first forward, and whatever can fail on one rank alone fails on all (`World.agreed`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+from pack_torch import (
+    Groups,
+    Normalization,
+    PackedBatch,
+    Rollout,
+    SmallModel,
+    build_batch,
+    clip_gradients,
+    normalization,
+    policy_loss,
+    reduce_gradients,
+    response_log_probs,
+)
+from torch import Tensor
+
+from pack_miles import events, scoring
+from pack_miles.collectives import RankError, World
+from pack_miles.column import ColumnOptions, pack_column
+from pack_miles.config import Config
+from pack_miles.scoring_pass import ScoringPass
+from pack_miles.sink import ContractSink
+
+#: One optimizer step's packs of this rank, as indices into its samples.
+Packs = list[list[int]]
+
+
+@attrs.define(eq=False)
+class Actor:
+    """One rank of the trainer.
+
+    `reference` is the frozen model for KL in the advantages, None without. `completed_steps` counts optimizer
+    updates, never packs. `last_check` is this process's own: a new process checks its first update.
+    """
+
+    config: Config
+    model: SmallModel
+    reference: SmallModel | None
+    optimizer: torch.optim.Optimizer
+    groups: Groups
+    world: World
+    sink: ContractSink
+    clock: Callable[[], float]
+    scoring_pass: ScoringPass
+    completed_steps: int = 0
+    last_check: int | None = None
+
+    def train(self, rollout_id: int, rollouts: Sequence[Rollout], plan_digest: str, expected: list[Packs]) -> None:
+        """Score this rank's samples of one collection if need be, then take its optimizer steps.
+
+        Args:
+            rollout_id: the collection's number.
+            rollouts: this rank's column of the collection, in order, with rewards turned into advantages.
+            plan_digest: the digest of the plan the collection's order follows.
+            expected: the packs that plan gives this rank; the rank's own must be the same.
+
+        Raises:
+            RankError: on every rank, for what went wrong on any.
+            DisagreementError: on every rank, when log-probabilities that must agree do not.
+        """
+        self.world.same(
+            {"samples": len(rollouts), "step": self.completed_steps, "configuration": self.config.digest}
+        )
+        steps = self._pack(rollouts, expected)
+        due = scoring.check_due(self.completed_steps, self.last_check, self.config.core.scoring_check_interval)
+        standalone = self.scoring_pass.standalone
+        if standalone or due:
+            rollouts = self._score(rollout_id, rollouts, steps, plan_digest)
+        for number, packs in enumerate(steps):
+            # Only the first update of a collection runs at the weights that were scored.
+            check = due and number == 0 and not (standalone and self.config.model.dropout > 0)
+            mode = "standalone" if standalone else "checked" if check else "skipped"
+            self._update(rollout_id, rollouts, packs, mode, check, plan_digest)
+
+    def _pack(self, rollouts: Sequence[Rollout], expected: list[Packs]) -> list[Packs]:
+        options = ColumnOptions(
+            step_samples=self.config.step_samples // self.world.size,
+            capacity=self.config.capacity,
+            equalize=self.config.core.packing_equalize,
+            max_documents=self.config.max_documents,
+        )
+        steps = pack_column([r.id for r in rollouts], [len(r.tokens) for r in rollouts], options, self.world)
+
+        def compare() -> None:
+            if steps != expected:
+                raise ValueError(f"this rank packs its samples as {steps}, but the plan says {expected}")
+
+        self.world.agreed(compare)
+        return steps
+
+    def _batches(self, rollouts: Sequence[Rollout], packs: Packs) -> list[PackedBatch]:
+        replay = self.config.miles.use_rollout_routing_replay
+        return self.world.agreed(lambda: [build_batch(rollouts, pack, replay=replay) for pack in packs])
+
+    def _score(
+        self, rollout_id: int, rollouts: Sequence[Rollout], steps: list[Packs], plan_digest: str
+    ) -> list[Rollout]:
+        """Return the samples with the log-probabilities of the weights as they are, over the packs of training."""
+        begin = self.clock()
+        scored = list(rollouts)
+        for number, packs in enumerate(steps):
+            self._tell_packing(rollout_id, rollouts, packs, "scoring", self.completed_steps + number + 1, plan_digest)
+            for pack, batch in zip(packs, self._batches(rollouts, packs), strict=True):
+                old = batch.split(self._forward(self.model, batch))
+                # The reference routes for itself: the recorded choices are the policy's.
+                plain = attrs.evolve(batch, routes=None)
+                frozen = batch.split(self._forward(self.reference, plain)) if self.reference else old
+                for index, log_probs, ref_log_probs in zip(pack, old, frozen, strict=True):
+                    scored[index] = self._scored(rollouts[index], log_probs, ref_log_probs)
+        seconds = self.clock() - begin
+        tokens = sum(len(r.tokens) for r in rollouts)
+        self._tell(events.ScoreTiming, self.completed_steps, rollout_id=rollout_id, seconds=seconds, model_tokens=tokens)
+        return scored
+
+    def _scored(self, rollout: Rollout, log_probs: Tensor, ref_log_probs: Tensor) -> Rollout:
+        if self.reference is None:
+            return attrs.evolve(rollout, old_log_probs=log_probs)
+        assert rollout.advantages is not None
+        # KL in the advantages: k1, the log-ratio of policy to reference, taken off token by token.
+        penalty = self.config.miles.kl_coef * (log_probs - ref_log_probs)
+        return attrs.evolve(
+            rollout,
+            old_log_probs=log_probs,
+            ref_log_probs=ref_log_probs,
+            advantages=rollout.advantages - penalty.to(rollout.advantages.dtype),
+        )
+
+    @torch.no_grad()
+    def _forward(self, model: SmallModel, batch: PackedBatch) -> Tensor:
+        model.eval()
+        return response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature)
+
+    def _update(
+        self,
+        rollout_id: int,
+        rollouts: Sequence[Rollout],
+        packs: Packs,
+        mode: str,
+        check: bool,
+        plan_digest: str,
+    ) -> None:
+        """Take one optimizer step over all packs of the step, on all ranks."""
+        begin = self.clock()
+        own = [rollouts[index] for pack in packs for index in pack]
+        versions = self.world.agreed(lambda: self._versions(own))
+        self._tell_packing(rollout_id, rollouts, packs, "training", self.completed_steps + 1, plan_digest)
+        batches = self._batches(rollouts, packs)
+        counts = self._normalization(own)
+        objective, clipped, captured = self._backward(batches, counts, mode)
+        old = captured if mode == "skipped" else _scored(own)
+        self._agree_with_rollout(rollout_id, own, old, mode)
+        if check:
+            self._check(rollout_id, own, captured)
+        reduce_gradients(self.model, self.groups)
+        norm = clip_gradients(self.model, self.config.miles.clip_grad, self.groups)
+        if not math.isfinite(norm):
+            # The norm is global, so every rank is here, and no rank has stepped.
+            self._tell(
+                events.OptimizerRejected,
+                self.completed_steps,
+                rollout_id=rollout_id,
+                gradient_norm=None,
+                reason="the gradient is not finite",
+            )
+            raise RankError(f"the gradient of update {self.completed_steps + 1} is not finite; no rank has stepped")
+        self.optimizer.step()
+        self.completed_steps += 1
+        share = self.world.total([clipped])[0] / counts.active_tokens
+        self._tell(
+            events.Optimizer,
+            self.completed_steps,
+            rollout_id=rollout_id,
+            normalization=events.Normalization(
+                samples=counts.samples,
+                active_tokens=counts.active_tokens,
+                token_denominator=counts.active_tokens,
+                model_tokens=counts.model_tokens,
+                world_size=self.world.size,
+            ),
+            reduction=self.config.reduction,
+            scoring_pass=mode,
+            local_policy_objective=objective,
+            clip_fraction=share,
+            gradient_norm=norm,
+            local_behavior_versions=tuple(versions),
+            local_microbatches=len(packs),
+            lr_used=float(self.optimizer.param_groups[0]["lr"]),
+            optimizer_skipped=False,
+            elapsed_seconds=self.clock() - begin,
+        )
+
+    def _versions(self, rollouts: Sequence[Rollout]) -> list[str]:
+        """Return the policy versions of the samples, none older than the allowed lag."""
+        versions = sorted({version for rollout in rollouts for version in rollout.weight_versions}, key=int)
+        lag = self.config.core.max_policy_lag
+        for rollout in rollouts:
+            if not rollout.weight_versions:
+                raise ValueError(f"sample {rollout.id!r} names no policy version")
+            age = self.completed_steps - min(int(version) for version in rollout.weight_versions)
+            if not 0 <= age <= lag:
+                raise ValueError(
+                    f"sample {rollout.id!r} is {age} updates old, but max_policy_lag is {lag}; raise it or sample anew"
+                )
+        return versions
+
+    def _normalization(self, own: Sequence[Rollout]) -> Normalization:
+        """Return the step's counts over all ranks and packs, the denominators of its loss."""
+        local = normalization(own)
+        totals = self.world.total([local.samples, local.active_tokens, local.model_tokens])
+        counts = Normalization(*(int(total) for total in totals))
+        counts.denominator(self.config.reduction)  # a step without one active token is an error on every rank
+        return counts
+
+    def _backward(
+        self, batches: Sequence[PackedBatch], counts: Normalization, mode: str
+    ) -> tuple[float, int, list[Tensor]]:
+        """Run forward and backward over the packs; return the local objective, clipped tokens and log-probabilities."""
+        miles, reduction = self.config.miles, self.config.reduction
+        self.model.train()
+        if self.config.model.dropout > 0:
+            torch.manual_seed(self.config.run.seed + 1_000_003 * self.completed_steps + self.world.rank)
+        self.optimizer.zero_grad(set_to_none=True)
+        objective, clipped, captured = 0.0, 0, []
+        for batch in batches:
+            log_probs = response_log_probs(self.model, batch, temperature=miles.rollout_temperature)
+            if miles.use_rollout_logprobs:
+                old = batch.concat("rollout_log_probs")
+            else:
+                old = log_probs.detach() if mode == "skipped" else batch.concat("old_log_probs")
+            loss = policy_loss(
+                log_probs,
+                batch,
+                old_log_probs=old,
+                eps_clip=miles.eps_clip,
+                eps_clip_high=miles.eps_clip_high,
+                reduction=reduction,
+            )
+            scaled = loss.numerator / counts.denominator(reduction)
+            scaled.backward()  # type: ignore[no-untyped-call]
+            objective += float(scaled.detach())
+            clipped += int(loss.clipped)
+            captured.extend(batch.split(log_probs.detach()))
+        self.world.agreed(lambda: _finite(objective))
+        return objective, clipped, captured
+
+    def _agree_with_rollout(
+        self, rollout_id: int, own: Sequence[Rollout], trainer: Sequence[Tensor], mode: str
+    ) -> None:
+        """Report, and gate if asked, how far the trainer's log-probabilities are from the rollout's."""
+        rollout_log_probs = [rollout.rollout_log_probs for rollout in own]
+        masks = [rollout.loss_mask for rollout in own]
+        found = scoring.profile(trainer, rollout_log_probs, masks, self.world)
+        self._tell(
+            events.Scores,
+            self.completed_steps,
+            rollout_id=rollout_id,
+            source="training_forward" if mode == "skipped" else "standalone",
+            active_tokens=found.active_tokens,
+            max_abs=found.max_abs,
+            p50_upper=found.quantile(0.50),
+            p95_upper=found.quantile(0.95),
+            p99_upper=found.quantile(0.99),
+            histogram_upper_edges=(*scoring.EDGES, None),
+            histogram_counts=found.histogram_counts,
+            groups={
+                name: events.Agreement(tokens=tokens, mean_abs=mean if tokens else None)
+                for name, (tokens, mean) in found.groups.items()
+            },
+        )
+        limit = self.config.core.max_train_rollout_logprob_abs_diff
+        if limit is not None and found.mean_abs > limit:
+            raise scoring.DisagreementError(
+                f"trainer and rollout log-probabilities differ by {found.mean_abs:.3g} on average, "
+                f"but max_train_rollout_logprob_abs_diff is {limit:g}"
+            )
+
+    def _check(self, rollout_id: int, own: Sequence[Rollout], captured: Sequence[Tensor]) -> None:
+        core = self.config.core
+        found = scoring.compare(_scored(own), captured, [r.loss_mask for r in own], self.world)
+        self._tell(
+            events.ScoringCheck,
+            self.completed_steps,
+            rollout_id=rollout_id,
+            active_tokens=found.active_tokens,
+            mean_abs=found.mean_abs,
+            max_abs=found.max_abs,
+            tokens_above_edge=found.tokens_above_edge,
+            edge=scoring.EDGE,
+            tolerance=core.scoring_check_tolerance,
+            max_tolerance=core.scoring_check_max_tolerance,
+        )
+        scoring.gate(found, core.scoring_check_tolerance, core.scoring_check_max_tolerance)
+        self.last_check = self.completed_steps
+
+    def _tell_packing(
+        self,
+        rollout_id: int,
+        rollouts: Sequence[Rollout],
+        packs: Packs,
+        pass_: str,
+        step: int,
+        plan_digest: str,
+    ) -> None:
+        sizes = [sum(len(rollouts[index].tokens) for index in pack) for pack in packs]
+        samples = sum(len(pack) for pack in packs)
+        self._tell(
+            events.Packing,
+            step,
+            rollout_id=rollout_id,
+            pass_=pass_,
+            plan_digest=plan_digest,
+            samples=samples,
+            packs=len(packs),
+            model_tokens=sum(sizes),
+            max_pack_tokens=max(sizes),
+            token_budget=self.config.capacity,
+            fill_fraction=sum(sizes) / (len(packs) * self.config.capacity),
+            samples_per_pack=samples / len(packs),
+        )
+
+    def _tell(self, kind: Callable[..., events.Event], step: int, **fields: object) -> None:
+        self.sink.write(kind(rank=self.world.rank, step=step, **fields))
+
+
+def _finite(objective: float) -> None:
+    if not math.isfinite(objective):
+        raise ValueError(f"the loss is {objective}; no rank has stepped")
+
+
+def _scored(rollouts: Sequence[Rollout]) -> list[Tensor]:
+    """Return the scoring pass's log-probabilities, which every sample has by now."""
+    return [rollout.old_log_probs for rollout in rollouts if rollout.old_log_probs is not None]

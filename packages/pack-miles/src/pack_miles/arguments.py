@@ -1,0 +1,62 @@
+"""A configuration as the trainer's host takes it: MILES' command-line arguments, and the Core options inside them."""
+
+import json
+from typing import Any
+
+from pack_miles.config import Config
+
+#: Switches that MILES spells by what they turn off.
+NEGATED = {"grpo_std_normalization": "--disable-grpo-std-normalization", "offload_train": "--no-offload-train"}
+
+
+def core_options(config: Config) -> dict[str, Any]:
+    """Return the resolved Core options, JSON-able; the limit that only this project knows is left out unless set."""
+    options: dict[str, Any] = dict(config.resolved()["core"])
+    if options["scoring_check_max_tolerance"] is None:
+        del options["scoring_check_max_tolerance"]
+    return options
+
+
+def miles_options(config: Config) -> dict[str, Any]:
+    """Return the resolved MILES options by MILES' own names, those the trainer fixes included; None is absence."""
+    fixed = {
+        "train_backend": "olmo_core",
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": config.run.ranks,
+        "offload_train": False,
+        "data_pad_size_multiplier": 1,
+        "seed": config.run.seed,
+        "rollout_seed": config.data.seed,
+        "save": config.output.root,
+    }
+    given = {
+        "hf_checkpoint": config.model.source if config.model.format == "hf" else None,
+        "load": config.model.source if config.model.format == "olmo_core" else None,
+        "prompt_data": config.data.prompt_data,
+    }
+    return {**fixed, **given, **config.resolved()["miles"]}
+
+
+def miles_arguments(config: Config) -> list[str]:
+    """Return MILES' argument vector: its options in kebab case, then the Core options as one JSON text.
+
+    A switch that is off emits nothing, unless MILES spells it by what it turns off.
+
+    >>> from pack_miles.sections import Output
+    >>> arguments = miles_arguments(Config(name="a", output=Output(root="runs")))
+    >>> arguments[:2], "--disable-grpo-std-normalization" in arguments, "--balance-data" in arguments
+    (['--train-backend', 'olmo_core'], True, False)
+    """
+    arguments: list[str] = []
+    for key, value in miles_options(config).items():
+        arguments += _argument(key, value)
+    return [*arguments, "--olmo-core-config", json.dumps(core_options(config), sort_keys=True)]
+
+
+def _argument(key: str, value: Any) -> list[str]:
+    if key in NEGATED:
+        return [] if value else [NEGATED[key]]
+    flag = "--" + key.replace("_", "-")
+    if value is None or value is False:
+        return []
+    return [flag] if value is True else [flag, str(value)]

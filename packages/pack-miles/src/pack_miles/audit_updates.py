@@ -1,0 +1,139 @@
+"""The audit's rules about updates: what was packed, by which plan, and over which denominators."""
+
+from collections.abc import Iterator, Sequence
+
+from pack_core import PackError, Sample, rebuild, samples_of, verify
+from pack_core import Plan as CorePlan
+
+from pack_miles.events import Optimizer, Packing
+from pack_miles.facts import Facts, unequal
+from pack_miles.log import Update
+
+#: Relative tolerance for ratios that are logged next to the counts they come from.
+RATIO_TOLERANCE = 1e-9
+
+
+def normalizations(facts: Facts) -> Iterator[str]:
+    """Yield where the global denominators of an update differ between ranks or from the configuration."""
+    for update in facts.updates:
+        where = f"update {update.step}"
+        yield from unequal(f"{where}: optimizer rollout_id", {r: e.rollout_id for r, e in update.optimizer.items()})
+        yield from unequal(f"{where}: scoring_pass", {r: e.scoring_pass for r, e in update.optimizer.items()})
+        yield from unequal(f"{where}: normalization", {r: e.normalization for r, e in update.optimizer.items()})
+        normal = update.optimizer[facts.ranks[0]].normalization
+        if normal.world_size != len(facts.ranks):
+            yield f"{where}: normalization is over {normal.world_size} ranks, the run has {len(facts.ranks)}"
+        if facts.step_samples is not None and normal.samples != facts.step_samples:
+            yield f"{where}: {normal.samples} samples, but the configuration has {facts.step_samples} an update"
+        if normal.active_tokens > normal.model_tokens:
+            yield f"{where}: {normal.active_tokens:,} active tokens of only {normal.model_tokens:,} model tokens"
+
+
+def packings(facts: Facts) -> Iterator[str]:
+    """Yield where packs do not add up: in one event, between passes, between ranks, with the optimizer's counts."""
+    for update in facts.updates:
+        where = f"update {update.step}"
+        for rank in facts.ranks:
+            yield from _rank_packings(facts, update, rank)
+        training = {rank: events[0] for rank, events in update.training.items()}
+        yield from unequal(f"{where}: packs", {rank: event.packs for rank, event in training.items()})
+        yield from unequal(f"{where}: token_budget", {rank: event.token_budget for rank, event in training.items()})
+        yield from unequal(f"{where}: plan_digest", {rank: event.plan_digest for rank, event in training.items()})
+        total = sum(event.model_tokens for event in training.values())
+        counted = update.optimizer[facts.ranks[0]].normalization.model_tokens
+        if len(training) == len(facts.ranks) and total != counted:
+            yield f"{where}: the ranks packed {total:,} model tokens, normalization counts {counted:,}"
+    # With one sample a rank there is nothing to put together.
+    several = [e for update in facts.updates for own in update.training.values() for e in own if e.samples > 1]
+    if facts.packing and several and not any(event.packs < event.samples for event in several):
+        yield "packing is on, but in no update did a rank run fewer packs than it had samples"
+
+
+def _rank_packings(facts: Facts, update: Update, rank: int) -> Iterator[str]:
+    where = f"update {update.step}, rank {rank}"
+    optimizer, scored = update.optimizer[rank], update.optimizer[rank].scoring_pass != "skipped"
+    training, scoring = update.training.get(rank, []), update.scoring.get(rank, [])
+    for name, events, expected in (("training", training, True), ("scoring", scoring, scored)):
+        needed = int(expected and facts.packing)
+        if not needed <= len(events) <= int(expected):
+            yield f"{where}: {len(events)} {name} packing events where {int(expected)} belongs"
+        for event in events:
+            yield from _packing(f"{where}, {name}", event, optimizer)
+    if training and training[0].packs != optimizer.local_microbatches:
+        counted = optimizer.local_microbatches
+        yield f"{where}: {training[0].packs} packs, but the optimizer counts {counted} microbatches"
+    for what in ("plan_digest", "packs", "samples", "model_tokens", "max_pack_tokens"):
+        if training and scoring and getattr(training[0], what) != getattr(scoring[0], what):
+            yield (
+                f"{where}: {what} is {getattr(scoring[0], what)} in scoring and {getattr(training[0], what)} "
+                "in training; both must run the same packs"
+            )
+
+
+def _packing(where: str, event: Packing, optimizer: Optimizer) -> Iterator[str]:
+    samples, world = optimizer.normalization.samples, optimizer.normalization.world_size
+    if event.samples * world != samples:
+        yield f"{where}: {event.samples} samples, but {samples} over {world} ranks are {samples / world:g} each"
+    if event.rollout_id != optimizer.rollout_id:
+        yield f"{where}: rollout_id {event.rollout_id}, but the optimizer event has {optimizer.rollout_id}"
+    if not 1 <= event.packs <= event.samples:
+        yield f"{where}: {event.packs} packs of {event.samples} samples"
+        return
+    if event.max_pack_tokens > event.token_budget:
+        yield f"{where}: the largest pack has {event.max_pack_tokens:,} tokens, the budget is {event.token_budget:,}"
+    if event.model_tokens > event.packs * event.max_pack_tokens:
+        yield (
+            f"{where}: {event.model_tokens:,} model tokens do not fit {event.packs} packs of at most "
+            f"{event.max_pack_tokens:,}"
+        )
+    for name, logged, counted in (
+        ("fill_fraction", event.fill_fraction, event.model_tokens / (event.packs * event.token_budget)),
+        ("samples_per_pack", event.samples_per_pack, event.samples / event.packs),
+    ):
+        if abs(logged - counted) > RATIO_TOLERANCE * max(1.0, counted):
+            yield f"{where}: {name} is {logged:g}, its counts give {counted:g}"
+
+
+def plans(facts: Facts) -> Iterator[str]:
+    """Yield where a recorded plan cannot be rebuilt, breaks its invariants, or is not what the ranks ran."""
+    rebuilt: dict[int, tuple[CorePlan, list[Sample]] | None] = {}
+    for rollout_id, recorded in facts.plans.items():
+        where = f"plan of collection {rollout_id}"
+        rebuilt[rollout_id] = None
+        try:
+            samples = samples_of(recorded.record)
+            plan = rebuild(recorded.record, samples)
+        except PackError as error:
+            yield f"{where} cannot be rebuilt from its record: {error}"
+            continue
+        rebuilt[rollout_id] = plan, samples
+        yield from (f"{where}: {violation}" for violation in verify(plan, samples))
+    for update in facts.updates:
+        for rank, own in update.training.items():
+            for event in own:
+                where = f"update {event.step}, rank {rank}"
+                if event.rollout_id not in rebuilt:
+                    yield f"{where}: no plan is recorded for collection {event.rollout_id}"
+                elif (known := rebuilt[event.rollout_id]) is not None:
+                    first = facts.plans[event.rollout_id].update
+                    yield from (f"{where}: {what}" for what in _against_plan(event, rank, event.step - first, *known))
+
+
+def _against_plan(event: Packing, rank: int, place: int, plan: CorePlan, samples: Sequence[Sample]) -> Iterator[str]:
+    if event.plan_digest != plan.digest:
+        yield f"plan_digest {event.plan_digest}, but the recorded plan has {plan.digest}"
+    if not 0 <= place < len(plan.steps) or rank >= plan.topology.ranks:
+        yield (
+            f"the plan of collection {event.rollout_id} has {len(plan.steps)} steps on {plan.topology.ranks} ranks, "
+            "none of them for this update"
+        )
+        return
+    sizes = [sum(samples[index].length for index in pack) for pack in plan.steps[place].packs[rank]]
+    for what, planned in (
+        ("packs", len(sizes)),
+        ("model_tokens", sum(sizes)),
+        ("max_pack_tokens", max(sizes)),
+        ("token_budget", plan.capacity),
+    ):
+        if getattr(event, what) != planned:
+            yield f"{what} is {getattr(event, what):,}, the plan says {planned:,}"

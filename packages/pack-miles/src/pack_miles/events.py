@@ -1,0 +1,244 @@
+"""The contract events: every line of a `training_contract_rank*.jsonl` file is one of these values.
+
+Names and meanings of `step` follow the trainer this contract comes from: some events count updates completed before
+they were written, some the update they belong to. `update` of every event resolves that difference.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+#: The version of the contract written here and understood by the reader.
+SCHEMA_VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+
+
+def _tag(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_tag, forbid_unknown_fields=True):
+    """What every event carries: who wrote it and when in the run."""
+
+    rank: Count
+    step: Count
+    schema_version: Literal[1] = 1
+
+    @property
+    def update(self) -> int:
+        """The optimizer update, counted from 1, that this event belongs to; of several, the first."""
+        return self.step
+
+
+class RunStarted(Line, frozen=True, kw_only=True):
+    """A process begins or resumes training; `step` equals `completed_steps`, `time` is in Unix seconds."""
+
+    configuration_digest: str
+    name: str
+    world_size: Positive
+    expert_parallel_size: Positive
+    resumed: bool
+    completed_steps: Count
+    versions: dict[str, str]
+    configuration: dict[str, Any]
+    time: float
+
+
+class Rollout(Line, frozen=True, kw_only=True):
+    """A collection of all ranks' samples has been generated and rewarded; `step` = updates completed before it."""
+
+    rollout_id: Count
+    samples: Positive
+    reward_mean: float
+    reward_std: Amount
+    reward_min: float
+    reward_max: float
+    response_tokens: Count
+    model_tokens: Count
+    seconds: Amount
+
+    @property
+    def update(self) -> int:
+        """The first update that learns from this collection."""
+        return self.step + 1
+
+
+class Plan(Line, frozen=True, kw_only=True):
+    """The plan of one collection with all its inputs, as `pack_core.record` gives it; `step` as in `Rollout`."""
+
+    rollout_id: Count
+    record: dict[str, Any]
+
+    @property
+    def update(self) -> int:
+        """The first update this plan is for."""
+        return self.step + 1
+
+
+class Packing(Line, frozen=True, kw_only=True):
+    """What one rank runs in one pass of one update; `step` is that update. All counts are this rank's own.
+
+    `pass_` is written as `pass`. `fill_fraction` is `model_tokens / (packs * token_budget)`.
+    """
+
+    rollout_id: Count
+    pass_: Literal["scoring", "training"] = msgspec.field(name="pass")
+    plan_digest: str
+    samples: Count
+    packs: Count
+    model_tokens: Count
+    max_pack_tokens: Count
+    token_budget: Positive
+    fill_fraction: Amount
+    samples_per_pack: Amount
+
+
+class ScoreTiming(Line, frozen=True, kw_only=True):
+    """A scoring pass ran on this rank, over `model_tokens` of its tokens; `step` = updates completed before it."""
+
+    rollout_id: Count
+    seconds: Amount
+    model_tokens: Count
+
+    @property
+    def update(self) -> int:
+        """The first update that uses these scores."""
+        return self.step + 1
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The mean absolute log-probability difference (nats) of one group of tokens; None where it holds no token."""
+
+    tokens: Count
+    mean_abs: Amount | None
+
+
+class Scores(Line, frozen=True, kw_only=True):
+    """How the trainer's log-probabilities differ from the rollout's, over all ranks; `step` is the update they anchor.
+
+    Quantiles are upper edges of histogram classes; None stands for the open last class.
+    """
+
+    rollout_id: Count
+    source: Literal["standalone", "training_forward"]
+    active_tokens: Count
+    max_abs: Amount
+    p50_upper: float | None
+    p95_upper: float | None
+    p99_upper: float | None
+    histogram_upper_edges: tuple[float | None, ...]
+    histogram_counts: tuple[Count, ...]
+    groups: dict[str, Agreement]
+
+
+class ScoringCheck(Line, frozen=True, kw_only=True):
+    """Scoring pass against training forward, over all ranks; `step` = updates completed before the checked one."""
+
+    rollout_id: Count
+    active_tokens: Count
+    mean_abs: Amount
+    max_abs: Amount
+    tokens_above_edge: Count
+    edge: Amount
+    tolerance: Amount
+    max_tolerance: Amount | None
+
+    @property
+    def update(self) -> int:
+        """The update whose training forward was compared."""
+        return self.step + 1
+
+
+class Normalization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The global denominators of one update: the same on every rank."""
+
+    samples: Positive
+    active_tokens: Count
+    token_denominator: Count
+    model_tokens: Count
+    world_size: Positive
+
+
+class Optimizer(Line, frozen=True, kw_only=True):
+    """An update has been applied; `step` = updates completed after it. `elapsed_seconds` excludes the scoring pass."""
+
+    rollout_id: Count
+    normalization: Normalization
+    reduction: Literal["token", "response"]
+    scoring_pass: Literal["standalone", "checked", "skipped"]
+    local_policy_objective: float
+    clip_fraction: float
+    gradient_norm: Amount
+    local_behavior_versions: tuple[str, ...]
+    local_microbatches: Count
+    lr_used: float
+    optimizer_skipped: Literal[False] = False
+    elapsed_seconds: Amount
+
+
+class OptimizerRejected(Line, frozen=True, kw_only=True):
+    """An update was refused and nothing changed; `step` = updates completed. A gradient norm of None was not finite."""
+
+    rollout_id: Count
+    gradient_norm: float | None
+    reason: str
+
+    @property
+    def update(self) -> int:
+        """The update that was refused."""
+        return self.step + 1
+
+
+class Checkpoint(Line, frozen=True, kw_only=True):
+    """The state after `step` updates has been saved."""
+
+    path: str
+    seconds: Amount
+
+
+class RunFailed(Line, frozen=True, kw_only=True):
+    """The run ends with an error; `step` = updates completed."""
+
+    error: str
+
+    @property
+    def update(self) -> int:
+        """The update that was not completed."""
+        return self.step + 1
+
+
+class RunFinished(Line, frozen=True, kw_only=True):
+    """The run ends as configured; `seconds` are this process's."""
+
+    completed_steps: Count
+    rollouts: Count
+    seconds: Amount
+
+
+Event = (
+    RunStarted
+    | Rollout
+    | Plan
+    | Packing
+    | ScoreTiming
+    | Scores
+    | ScoringCheck
+    | Optimizer
+    | OptimizerRejected
+    | Checkpoint
+    | RunFailed
+    | RunFinished
+)
+
+
+def name_of(event: Event) -> str:
+    """Return the event's name in the log.
+
+    >>> name_of(RunFinished(rank=0, step=4, completed_steps=4, rollouts=2, seconds=1.5))
+    'run_finished'
+    """
+    return str(event.__struct_config__.tag)

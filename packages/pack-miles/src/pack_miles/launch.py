@@ -1,0 +1,130 @@
+"""Start a run's ranks and see them end: all of them, together, with a word on what went wrong.
+
+Under torchrun (or anything else that sets RANK and WORLD_SIZE) this process is one rank. Otherwise it spawns them
+all on this machine and watches.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from pack_miles import checkpoint
+from pack_miles.collectives import RankError, World
+from pack_miles.config import Config
+from pack_miles.errors import InputError
+from pack_miles.progress import Progress
+from pack_miles.scoring import DisagreementError
+from pack_miles.sink import ContractSink, contract_path
+from pack_miles.trainer import Clocks, train_rank
+
+#: How long the other ranks get to say what they saw before they are stopped, in seconds.
+GRACE = 5.0
+
+#: Errors that every rank raises alike, so that one of them may speak for all.
+SHARED = (RankError, DisagreementError, InputError)
+
+
+def launch(config: Config, *, debug: bool = False, environment: Mapping[str, str] = os.environ) -> int:
+    """Train and return an exit status: 0 when every rank finished, 1 when any failed, 130 when interrupted."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        if int(environment["WORLD_SIZE"]) != config.run.ranks:
+            raise InputError(
+                f"the launcher started {environment['WORLD_SIZE']} ranks but run.ranks is {config.run.ranks}; "
+                "start as many, or set run.ranks"
+            )
+        return run_rank(int(environment["RANK"]), config, "env://", debug)
+    return spawn(config, debug)
+
+
+def spawn(config: Config, debug: bool) -> int:
+    """Run all ranks as processes of this machine and return the exit status of the whole."""
+    # Ranks of one machine meet on loopback; a host name that does not resolve must not stop them.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as meeting:
+        arguments = (config, f"file://{meeting}/ranks", debug)
+        context = mp.start_processes(
+            _spawned, args=arguments, nprocs=config.run.ranks, join=False, start_method="spawn"
+        )
+        assert context is not None
+        try:
+            while not context.join(timeout=1.0, grace_period=GRACE):
+                pass
+        except (mp.ProcessExitedException, mp.ProcessRaisedException):
+            _say(_ending([process.exitcode for process in context.processes], config))
+            return 1
+        except KeyboardInterrupt:
+            _say("interrupted; all ranks are stopped")
+            return 130
+        finally:
+            for process in context.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+    return 0
+
+
+def _spawned(rank: int, config: Config, meeting: str, debug: bool) -> None:
+    sys.exit(run_rank(rank, config, meeting, debug))
+
+
+def run_rank(rank: int, config: Config, meeting: str, debug: bool) -> int:
+    """Run one rank in this process and return its exit status; what went wrong is written down and said."""
+    torch.set_num_threads(config.run.threads_per_rank)
+    size = config.run.ranks
+    world = World(rank, size)
+    sink = ContractSink(contract_path(Path(config.output.root), rank), rank)
+    shown = config.tracking.progress and rank == 0
+    try:
+        if size > 1:
+            dist.init_process_group(
+                # Control messages are CPU tensors, whatever the backend of the gradients is.
+                "gloo" if config.run.backend == "gloo" else f"cpu:gloo,cuda:{config.run.backend}",
+                init_method=meeting,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=config.run.timeout_seconds),
+            )
+        with Progress(config.miles.num_rollout, shown) as progress:
+            train_rank(config, world, Clocks(time.time, time.perf_counter), sink, progress)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if rank == 0 or not isinstance(error, SHARED):
+            _say(f"rank {rank}: {error}")
+        return 2 if isinstance(error, InputError) else 1
+    finally:
+        sink.close()
+        if size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def _ending(statuses: list[int | None], config: Config) -> str:
+    """Return what ended the run; the ranks that were only stopped because another failed are left out."""
+    told = []
+    for rank, status in enumerate(statuses):
+        if status is None or status in (0, -signal.SIGTERM):
+            continue
+        what = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"stopped with exit status {status}"
+        told.append((status > 0, f"rank {rank} {what}"))
+    # A killed rank is the cause; the others failed because it was gone.
+    cause = [text for own, text in told if not own] or [text for _, text in told]
+    saved = checkpoint.latest(Path(config.output.root))
+    remedy = f"; the newest checkpoint is {saved}: go on with --run.resume true" if saved else ""
+    return f"error: {', '.join(cause)}; the run is over and no rank is left{remedy}"
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+

@@ -1,0 +1,145 @@
+"""The table of everything that is refused: what the configuration shows, and what only the machine shows."""
+
+from collections.abc import Iterator
+
+from pack_miles.combinations import COMBINATIONS, small
+from pack_miles.config import Config
+from pack_miles.machine import ATTENTION_FUNCTIONS, Machine, holds_run, probe, writable
+from pack_miles.refusal import Refusal, refuse_all
+
+#: What a flash backend needs of the device.
+FLASH = {
+    "flash_2": "a CUDA device",
+    "flash_3": "compute capability 9.x",
+    "flash_4": "compute capability 10.0 to 12.0",
+}
+
+
+def refuse(config: Config) -> None:
+    """Raise every refusal of scope `config` that applies; needs no hardware and no torch.
+
+    Raises:
+        InputError: listing them all.
+    """
+    refuse_all(config, COMBINATIONS)
+
+
+def refuse_machine(config: Config, machine: Machine | None = None) -> None:
+    """Raise every refusal of scope `machine` that applies to a machine, this one when none is given.
+
+    Raises:
+        InputError: listing them all.
+    """
+    refuse_all(config, machine_refusals(probe(config) if machine is None else machine))
+
+
+def refusals(machine: Machine) -> tuple[Refusal, ...]:
+    """Return the whole table, as it stands for a machine."""
+    return (*COMBINATIONS, *machine_refusals(machine))
+
+
+def machine_refusals(machine: Machine) -> tuple[Refusal, ...]:
+    """Return every row of scope `machine`, as they stand for one machine."""
+    return (*_hardware_rows(machine), *_start_rows(machine))
+
+
+def _capability_fits(backend: str, machine: Machine) -> bool:
+    if machine.capability is None:
+        return False
+    return {
+        "flash_3": machine.capability[0] == 9,
+        "flash_4": (10, 0) <= machine.capability <= (12, 0),
+    }.get(backend, True)
+
+
+def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
+    torch = not machine.torch_error  # without it nothing is known of the devices
+    here = "compute capability {}.{}".format(*machine.capability) if machine.capability else "no CUDA device"
+    yield Refusal(
+        "torch",
+        lambda c: bool(machine.torch_error),
+        lambda c: f"torch cannot be imported ({machine.torch_error})",
+        lambda c: "install torch; validate and plan need none",
+        scope="machine",
+    )
+    yield Refusal(
+        "nccl-devices",
+        lambda c: torch and c.run.backend == "nccl" and machine.cuda_devices < (machine.local_ranks or c.run.ranks),
+        lambda c: (
+            f"run.backend = 'nccl' needs a CUDA device for each of {machine.local_ranks or c.run.ranks} ranks; "
+            f"here are {machine.cuda_devices}"
+        ),
+        lambda c: "set run.backend = gloo, fewer ranks, or start on a GPU node",
+        scope="machine",
+    )
+    yield Refusal(
+        "flash-device",
+        lambda c: (
+            torch and c.core.attention_backend in FLASH and not _capability_fits(c.core.attention_backend, machine)
+        ),
+        lambda c: (
+            f"core.attention_backend = {c.core.attention_backend!r} needs {FLASH[c.core.attention_backend]}; "
+            f"here is {here}"
+        ),
+        lambda c: "choose the backend of this GPU: flash_4 on 10.0 to 12.0, flash_3 on 9.x, flash_2 on others",
+        scope="machine",
+    )
+    yield Refusal(
+        "attention-function",
+        lambda c: (
+            torch
+            and c.core.attention_backend in ATTENTION_FUNCTIONS
+            and c.core.attention_backend not in machine.attention
+        ),
+        lambda c: (
+            f"core.attention_backend = {c.core.attention_backend!r} needs "
+            f"{'.'.join(ATTENTION_FUNCTIONS[c.core.attention_backend])}, which cannot be imported"
+        ),
+        lambda c: "install the package that provides it, or choose another backend",
+        scope="machine",
+    )
+    yield Refusal(
+        "train-format",
+        lambda c: not small(c),
+        lambda c: (
+            f"model.format = {c.model.format!r} cannot be trained by this release: it trains the small model only"
+        ),
+        lambda c: "set model.format = small to train; validate and plan work for every format",
+        scope="machine",
+    )
+
+
+def _start_rows(machine: Machine) -> Iterator[Refusal]:
+    # Another rank may have begun to write before this one looks: only the first judges the folder.
+    first = machine.rank in (None, 0)
+    yield Refusal(
+        "world-size",
+        lambda c: machine.world not in (None, c.run.ranks),
+        lambda c: f"run.ranks = {c.run.ranks}, but the launcher started {machine.world} processes",
+        lambda c: "make them equal",
+        scope="machine",
+    )
+    yield Refusal(
+        "output-writable",
+        lambda c: first and not writable(c.output.root),
+        lambda c: (
+            f"output.root = {c.output.root!r} cannot be written: it, or the part of it that exists, "
+            "is no folder of yours"
+        ),
+        lambda c: "choose another folder, or its permissions",
+        scope="machine",
+    )
+    yield Refusal(
+        "output-used",
+        lambda c: first and holds_run(c.output.root) and not c.run.resume,
+        lambda c: f"output.root = {c.output.root!r} already holds a run",
+        lambda c: "choose another folder, remove that one, or set run.resume = true to go on",
+        scope="machine",
+    )
+    yield Refusal(
+        "resume-nothing",
+        lambda c: first and c.run.resume and not holds_run(c.output.root),
+        lambda c: f"run.resume = true, but output.root = {c.output.root!r} holds no run",
+        lambda c: "set run.resume = false to start one, or name the folder of the run",
+        scope="machine",
+    )

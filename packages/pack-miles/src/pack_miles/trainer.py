@@ -1,0 +1,300 @@
+"""One rank of a run, from its first collection to its last: sample, reward, plan, train, write down.
+
+    sampled rollouts ──► the collection ──► plan ──► this rank's column ──► actor ──► events
+"""
+
+import statistics
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+import attrs
+import msgspec
+import torch
+from pack_core import Plan, Sample, plan, record
+from pack_torch import (
+    ModelConfig,
+    Rollout,
+    SmallModel,
+    build_groups,
+    full_state,
+    grpo_advantages,
+    load_full_state,
+)
+
+from pack_miles import checkpoint, events
+from pack_miles.actor import Actor
+from pack_miles.collectives import World
+from pack_miles.config import Config
+from pack_miles.progress import Progress
+from pack_miles.sampling import sample
+from pack_miles.samples import RolloutRow, write_rows
+from pack_miles.scoring_pass import decide
+from pack_miles.sink import ContractSink
+from pack_miles.tasks import TASKS, Task
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@attrs.frozen
+class Clocks:
+    """The times a run may look at: `now` in unix seconds, `tick` in seconds from any origin."""
+
+    now: Callable[[], float]
+    tick: Callable[[], float]
+
+
+def train_rank(config: Config, world: World, clocks: Clocks, sink: ContractSink, progress: Progress) -> None:
+    """Run one rank to the end of the configured collections; every rank of the world must call it."""
+    task = TASKS[str(config.data.task)]
+    actor, policy = build(config, task, world, sink, clocks.tick)
+    try:
+        _train(config, task, actor, policy, clocks, progress)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        sink.write(events.RunFailed(rank=world.rank, step=actor.completed_steps, error=told))
+        raise
+
+
+def _train(
+    config: Config, task: Task, actor: Actor, policy: SmallModel, clocks: Clocks, progress: Progress
+) -> None:
+    begin, world = clocks.tick(), actor.world
+    first = _resume(config, actor) if config.run.resume else 0
+    actor.sink.write(_started(config, world, actor, clocks))
+    for rollout_id in range(first, config.miles.num_rollout):
+        collection = _collect(config, task, rollout_id, actor, policy, clocks)
+        chosen = _plan(config, rollout_id, collection, actor)
+        # The stride partition: position p of the order is rank p % ranks' sample at place p // ranks.
+        column = [collection[index] for index in chosen.order][world.rank :: world.size]
+        actor.train(rollout_id, column, chosen.digest, _own_packs(chosen, world))
+        done = rollout_id + 1
+        every = config.run.checkpoint_every
+        if done == config.miles.num_rollout or (every and done % every == 0):
+            _save(config, actor, done, clocks)
+        progress.advance(done, _mean_reward(collection))
+    actor.sink.write(
+        events.RunFinished(
+            rank=world.rank,
+            step=actor.completed_steps,
+            completed_steps=actor.completed_steps,
+            rollouts=config.miles.num_rollout,
+            seconds=clocks.tick() - begin,
+        )
+    )
+
+
+def build(
+    config: Config, task: Task, world: World, sink: ContractSink, tick: Callable[[], float]
+) -> tuple[Actor, SmallModel]:
+    """Return the actor of this rank and the policy it samples from, which holds every expert."""
+    shape = ModelConfig(
+        vocab_size=task.vocabulary,
+        hidden_size=config.model.hidden_size,
+        num_hidden_layers=config.model.num_hidden_layers,
+        num_attention_heads=config.model.num_attention_heads,
+        intermediate_size=config.model.intermediate_size,
+        moe_intermediate_size=config.model.moe_intermediate_size,
+        n_routed_experts=config.model.n_routed_experts,
+        num_experts_per_tok=config.model.num_experts_per_tok,
+        dense_layers_indices=tuple(config.model.dense_layers_indices),
+        dropout=config.model.dropout,
+    )
+    dtype = DTYPES[config.model.dtype]
+    groups = build_groups(config.topology)
+
+    def whole() -> SmallModel:
+        return SmallModel(shape, seed=config.run.seed, dtype=dtype, attention="segment")
+
+    model = SmallModel(
+        shape,
+        seed=config.run.seed,
+        dtype=dtype,
+        attention=config.core.attention_backend,
+        recompute=config.core.activation_checkpointing,
+        expert_group=groups.expert,
+    )
+    miles = config.miles
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=miles.lr,
+        betas=(miles.adam_beta1, miles.adam_beta2),
+        eps=miles.adam_eps,
+        weight_decay=miles.weight_decay,
+    )
+    reference = whole() if miles.kl_coef else None
+    actor = Actor(config, model, reference, optimizer, groups, world, sink, tick, decide(config))
+    return actor, whole()
+
+
+def _collect(
+    config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel, clocks: Clocks
+) -> list[Rollout]:
+    """Return the whole collection in arrival order, on every rank: sampled apart, gathered, given advantages."""
+    begin = clocks.tick()
+    load_full_state(policy, full_state(actor.model))  # publish the weights to the sampler
+    world, miles = actor.world, config.miles
+    rows = _sample_rows(config, task, rollout_id, actor, policy)
+    rows = sorted((row for part in world.gather(rows) for row in part), key=lambda row: row.index or 0)
+    rewards = [float(row.reward or 0.0) for row in rows]
+    advantages = grpo_advantages(
+        rewards, [row.group_index for row in rows], std_normalization=miles.grpo_std_normalization
+    )
+    dtype = DTYPES[config.model.dtype]
+    collection = [to_rollout(row, advantage, dtype) for row, advantage in zip(rows, advantages, strict=True)]
+    if world.rank == 0:
+        actor.sink.write(
+            events.Rollout(
+                rank=0,
+                step=actor.completed_steps,
+                rollout_id=rollout_id,
+                samples=len(rows),
+                reward_mean=statistics.fmean(rewards),
+                reward_std=statistics.pstdev(rewards),
+                reward_min=min(rewards),
+                reward_max=max(rewards),
+                response_tokens=sum(row.response_length for row in rows),
+                model_tokens=sum(len(row.tokens) for row in rows),
+                seconds=clocks.tick() - begin,
+            )
+        )
+        if config.run.save_rollouts:
+            write_rows(Path(config.output.root) / "rollouts" / f"{rollout_id:06d}.jsonl.gz", rows)
+    return collection
+
+
+def _sample_rows(
+    config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel
+) -> list[RolloutRow]:
+    """Return this rank's share of the collection: every prompt group whole, groups dealt out in turn."""
+    miles, world = config.miles, actor.world
+    groups = range(rollout_id * miles.rollout_batch_size, (rollout_id + 1) * miles.rollout_batch_size)
+    mine = [group for group in groups if group % world.size == world.rank]
+    prompts = {group: task.prompt(Random(_seed(config.data.seed, "prompt", group))) for group in mine}
+    own = [group for group in mine for _ in range(miles.n_samples_per_prompt)]
+    generator = torch.Generator().manual_seed(_seed(config.run.seed, "sample", rollout_id, world.rank))
+    drawn = sample(
+        policy,
+        [prompts[group] for group in own],
+        max_response_len=miles.rollout_max_response_len,
+        end=task.end,
+        temperature=miles.rollout_temperature,
+        generator=generator,
+    )
+    rows = []
+    for number, (group, one) in enumerate(zip(own, drawn, strict=True)):
+        response = one.tokens[len(one.tokens) - one.response_length :]
+        rows.append(
+            RolloutRow(
+                tokens=one.tokens,
+                response_length=one.response_length,
+                loss_mask=[1] * one.response_length,
+                rollout_log_probs=one.log_probs,
+                rollout_routed_experts=one.routes.tolist(),
+                reward=task.reward(prompts[group], response),
+                index=group * miles.n_samples_per_prompt + number % miles.n_samples_per_prompt,
+                group_index=group,
+                weight_versions=[str(actor.completed_steps)],
+            )
+        )
+    return rows
+
+
+def to_rollout(row: RolloutRow, advantage: float, dtype: torch.dtype) -> Rollout:
+    """Return a MILES row as tensors, its advantage spread over its response tokens."""
+    length = row.response_length
+    log_probs = row.rollout_log_probs
+    return Rollout(
+        id=row.index if row.index is not None else 0,
+        tokens=torch.tensor(row.tokens),
+        response_length=length,
+        loss_mask=None if row.loss_mask is None else torch.tensor(row.loss_mask, dtype=torch.bool),
+        group=row.group_index,
+        routes=None
+        if row.rollout_routed_experts is None
+        else torch.tensor(row.rollout_routed_experts, dtype=torch.int32),
+        advantages=torch.full((length,), advantage, dtype=dtype),
+        rollout_log_probs=None if log_probs is None else torch.tensor(log_probs, dtype=dtype),
+        reward=row.reward,
+        weight_versions=tuple(row.weight_versions or ()),
+    )
+
+
+def _plan(config: Config, rollout_id: int, collection: list[Rollout], actor: Actor) -> Plan:
+    """Return the collection's plan; rank 0 writes down every input of it."""
+    samples = [Sample(id=r.id, length=len(r.tokens), group=r.group) for r in collection]
+    chosen = plan(
+        samples,
+        topology=config.topology,
+        capacity=config.capacity,
+        step_samples=config.step_samples,
+        equalize=config.core.packing_equalize,
+        max_documents=config.max_documents,
+    )
+    if actor.world.rank == 0:
+        actor.sink.write(
+            events.Plan(rank=0, step=actor.completed_steps, rollout_id=rollout_id, record=record(chosen, samples))
+        )
+    return chosen
+
+
+def _own_packs(chosen: Plan, world: World) -> list[list[list[int]]]:
+    """Return the plan's packs of this rank, as places in its column: index p of the collection is at p // ranks."""
+    place = {index: position // world.size for position, index in enumerate(chosen.order)}
+    return [[[place[index] for index in pack] for pack in step.packs[world.rank]] for step in chosen.steps]
+
+
+def _resume(config: Config, actor: Actor) -> int:
+    """Bring the actor to where the newest checkpoint stands and return how many collections are done."""
+    path = checkpoint.latest(Path(config.output.root))
+    if path is None:
+        return 0
+    position, state = actor.world.agreed(lambda: checkpoint.load(path, config.digest, actor.world))
+    actor.model.load_state_dict(state["model"])
+    actor.optimizer.load_state_dict(state["optimizer"])
+    actor.completed_steps = position.completed_steps
+    return position.rollouts
+
+
+def _save(config: Config, actor: Actor, done: int, clocks: Clocks) -> None:
+    begin = clocks.tick()
+    path = checkpoint.save(
+        Path(config.output.root),
+        checkpoint.Position(done, actor.completed_steps),
+        {"model": actor.model.state_dict(), "optimizer": actor.optimizer.state_dict()},
+        config.digest,
+        config.run.checkpoint_keep,
+        actor.world,
+    )
+    actor.sink.write(
+        events.Checkpoint(
+            rank=actor.world.rank, step=actor.completed_steps, path=str(path), seconds=clocks.tick() - begin
+        )
+    )
+
+
+def _started(config: Config, world: World, actor: Actor, clocks: Clocks) -> events.Event:
+    return events.RunStarted(
+        rank=world.rank,
+        step=actor.completed_steps,
+        configuration_digest=config.digest,
+        name=config.name,
+        world_size=world.size,
+        expert_parallel_size=config.core.expert_parallel_size,
+        resumed=config.run.resume,
+        completed_steps=actor.completed_steps,
+        versions={name: version(name) for name in ("pack-core", "pack-torch", "pack-miles", "torch")},
+        configuration=msgspec.to_builtins(config.resolved()),
+        time=clocks.now(),
+    )
+
+
+def _mean_reward(collection: list[Rollout]) -> float:
+    return statistics.fmean(float(rollout.reward or 0.0) for rollout in collection)
+
+
+def _seed(*parts: int | str) -> int:
+    """Return a seed that depends on all parts and is the same in every process."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=7).digest(), "little")

@@ -1,0 +1,109 @@
+"""Lengths from whatever holds integers."""
+
+import decimal
+from array import array
+
+import pytest
+from pack_core import LengthError, Sample, as_lengths, pack
+from support.core_ducks import Index, Row, Scalar
+
+INTEGER_CODES = "bBhHiIlLqQ"
+
+
+@pytest.mark.parametrize("code", INTEGER_CODES)
+def test_every_integer_width_of_array_is_read(code: str) -> None:
+    assert as_lengths(array(code, [1, 2, 120])) == array("q", [1, 2, 120])
+    assert as_lengths(memoryview(array(code, [1, 2, 120]))) == array("q", [1, 2, 120])
+
+
+@pytest.mark.parametrize("code", INTEGER_CODES)
+def test_sums_of_narrow_integers_do_not_overflow(code: str) -> None:
+    # 3 * 120 is over what a signed or unsigned byte holds, so packs of 360 tokens must not wrap around.
+    assert list(pack(array(code, [120, 120, 120]), capacity=300)) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [200, 200],
+        (200, 200),
+        range(200, 202),
+        iter([200, 200]),
+        (value for value in [200, 200]),
+        memoryview(bytes([200, 200])),
+        Row([200, 200]),
+        [Scalar(200), Scalar(200)],
+        [Index(200), 200],
+    ],
+    ids=lambda values: type(values).__name__,
+)
+def test_ordered_rows_of_integers_are_read(values: object) -> None:
+    assert list(as_lengths(values)) in ([200, 200], [200, 201])  # type: ignore[arg-type]
+
+
+def test_the_row_given_is_not_shared() -> None:
+    given = array("q", [1, 2])
+    read = as_lengths(given)
+    given[0] = 9
+    assert read[0] == 1
+
+
+def test_no_lengths_are_an_empty_row() -> None:
+    assert as_lengths([]) == array("q")
+
+
+@pytest.mark.parametrize("wrong", [2.0, 2.5, float("nan"), True, None, "2", [2], decimal.Decimal(2), Scalar(True),
+                                   Scalar(2.0), Scalar([2])], ids=repr)  # fmt: skip
+def test_what_is_no_whole_number_is_named_by_its_position(wrong: object) -> None:
+    with pytest.raises(LengthError, match=r"the sample at position 1 has length .* one whole number of tokens"):
+        as_lengths([1, wrong, 3])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, Scalar(0), Index(-5)])
+def test_a_length_below_one_is_named_by_position_and_id(wrong: object) -> None:
+    with pytest.raises(
+        LengthError, match=r"the sample at position 1 has length (0|-\d); a sample has at least 1 token"
+    ):
+        as_lengths([1, wrong, 3])  # type: ignore[list-item]
+    with pytest.raises(LengthError, match=r"sample 'b' \(position 1\) has length"):
+        as_lengths([1, wrong, 3], ids=["a", "b", "c"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [array("d", [1.0]), array("f", [1.0]), array("u", "a"), Row([1.0]), Row([True]), Row([[1], [2]]),
+     memoryview(array("d", [1.0])), memoryview(b"abcd").cast("B", (2, 2)), memoryview(b"ab").cast("?")],
+)  # fmt: skip
+def test_rows_of_anything_else_are_refused(values: object) -> None:
+    with pytest.raises(LengthError, match="position 0 has length"):
+        as_lengths(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", ["12", b"12", bytearray(b"12"), {1: 2}, {1, 2}, frozenset([1])], ids=repr)
+def test_text_and_unordered_collections_are_refused(values: object) -> None:
+    with pytest.raises(LengthError, match=r"lengths are a \w+; give a list or array of integers"):
+        as_lengths(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [5, None, Scalar(5), 2.5])
+def test_one_number_is_no_row(value: object) -> None:
+    with pytest.raises(LengthError, match="lengths are one"):
+        as_lengths(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", [[2**63], [1, 2**62, 2**62], array("Q", [2**64 - 1])])
+def test_lengths_that_64_bits_cannot_sum_are_refused(values: object) -> None:
+    with pytest.raises(LengthError, match="sum to more than 9,223,372,036,854,775,807 tokens"):
+        as_lengths(values)  # type: ignore[arg-type]
+
+
+def test_a_long_wrong_value_is_shortened_in_the_message() -> None:
+    with pytest.raises(LengthError) as caught:
+        as_lengths([list(range(10_000))])  # type: ignore[list-item]
+    assert len(str(caught.value)) < 200
+
+
+def test_a_sample_takes_the_integers_of_other_libraries() -> None:
+    sample = Sample(Scalar(3), Scalar(7), Index(2))  # type: ignore[arg-type]
+    assert (sample.id, sample.length, sample.group) == (3, 7, 2)
+    assert [type(value) for value in (sample.id, sample.length, sample.group)] == [int, int, int]

@@ -1,0 +1,87 @@
+"""One optimizer step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pack_core import CountError, LengthError, PackError, Topology, schedule
+from support.core_oracles import step_of
+
+
+def packs_of(lengths: list[int], ranks: int, capacity: int, **options: object) -> list[list[list[int]]]:
+    step = schedule(lengths, range(len(lengths)), topology=Topology(ranks), capacity=capacity, **options)  # type: ignore[arg-type]
+    return [[list(one) for one in packs] for packs in step.packs]
+
+
+@pytest.mark.parametrize("equalize", ["tokens", "samples", "balanced"])
+def test_two_ranks_split_up_to_the_larger_count(equalize: str) -> None:
+    # Rank 0 holds 17 19 23 29, one pack of 88. Rank 1 holds 87 13 89 11, two packs. So rank 0 is split once: by
+    # samples in the middle, by tokens where the larger part is 52 (36 | 52).
+    assert packs_of([17, 87, 19, 13, 23, 89, 29, 11], 2, 128, equalize=equalize) == [
+        [[0, 2], [4, 6]],
+        [[1, 3], [5, 7]],
+    ]
+
+
+def test_each_rank_packs_its_own_column() -> None:
+    # Rank 0 holds 56 45 44 (56 + 45 is one over the limit), rank 1 holds 56 44 44 (56 + 44 just fits).
+    assert packs_of([56, 56, 45, 44, 44, 44], 2, 100) == [[[0], [2, 4]], [[1, 3], [5]]]
+
+
+@pytest.mark.parametrize("equalize", ["tokens", "samples", "balanced"])
+def test_the_worst_rank_sets_the_count(equalize: str) -> None:
+    # Ranks 2 and 3 hold four nines and need four packs of one; ranks 0 and 1 hold four twos and needed one pack.
+    assert packs_of([2, 2, 9, 9] * 4, 4, 12, equalize=equalize) == [
+        [[rank], [4 + rank], [8 + rank], [12 + rank]] for rank in range(4)
+    ]
+
+
+def test_one_document_a_pack_gives_every_rank_its_column() -> None:
+    assert packs_of([1, 2, 3, 4], 2, 100, max_documents=1) == [[[0], [2]], [[1], [3]]]
+
+
+def test_positions_follow_the_order_given() -> None:
+    step = schedule([10, 20, 30, 40, 50], [4, 0, 3, 1], topology=Topology(2), capacity=90)
+    assert step.packs == (((4, 3),), ((0, 1),))
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_ranks_must_hold_the_same_number(count: int) -> None:
+    with pytest.raises(CountError, match=f"{count} samples do not give 2 ranks the same number each; use a positive"):
+        packs_of([1] * count, 2, 10)
+
+
+def test_a_sample_in_the_order_twice_is_refused() -> None:
+    with pytest.raises(PackError, match="order holds sample 1 at positions 0 and 2"):
+        schedule([1, 1, 1, 1], [1, 0, 1, 2], topology=Topology(2), capacity=10)
+
+
+@pytest.mark.parametrize("order", [[0, 4], [-1, 0]])
+def test_an_unknown_sample_in_the_order_is_refused(order: list[int]) -> None:
+    with pytest.raises(PackError, match="there are 2 samples, 0 to 1"):
+        schedule([1, 1], order, topology=Topology(2), capacity=10)
+
+
+def test_a_too_long_sample_is_named() -> None:
+    with pytest.raises(LengthError, match=r"sample 'c' \(position 1\) has 99 tokens"):
+        schedule([1, 1, 99], [0, 2], topology=Topology(2), capacity=10, ids=["a", "b", "c"])
+    with pytest.raises(LengthError, match=r"sample 2 \(position 1\) has 99 tokens"):
+        schedule([1, 1, 99], [0, 2], topology=Topology(2), capacity=10)
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda ranks: st.tuples(
+            st.just(ranks),
+            st.integers(1, 6).flatmap(
+                lambda rows: st.lists(st.integers(1, 15), min_size=rows * ranks, max_size=rows * ranks)
+            ),
+        )
+    ),
+    st.integers(15, 40),
+    st.none() | st.integers(1, 3),
+    st.sampled_from(["tokens", "samples"]),
+)
+def test_a_step_is_the_slow_version(case: tuple[int, list[int]], capacity: int, cap: int | None, equalize: str) -> None:
+    ranks, lengths = case
+    made = packs_of(lengths, ranks, capacity, equalize=equalize, max_documents=cap)
+    assert made == step_of(lengths, ranks, capacity, equalize, cap)

@@ -1,0 +1,430 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pack_core import Topology
+from pack_miles.config import Config, load_config
+from pack_miles.errors import InputError
+from pack_miles.options import Option, spell
+from pack_miles.sections import OPTIONS, PLACES, Core, Miles, Output, Run
+from support.miles_config import SMALL, make_config, toml, write_toml
+
+
+def refusal(path: Path, *overrides: tuple[str, str]) -> str:
+    with pytest.raises(InputError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def test_a_run_file_is_read_into_typed_values_with_the_documented_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        """
+        schema_version = 1
+        name = "first-run"
+        [output]
+        root = "runs/a"
+        [data]
+        task = "sort"
+        [trainer]
+        sequence_packing = true
+        packing_max_tokens = 6144
+        max_sequence_length = 4096
+        [async]
+        max_policy_lag = 3
+        [inference]
+        rollout_batch_size = 16
+        [optimizer]
+        lr = 1
+        """
+    )
+
+    config = load_config(path)
+
+    assert config.name == "first-run"
+    assert config.output.root == str(tmp_path / "runs/a")
+    assert (config.core.sequence_packing, config.core.packing_max_tokens) == (True, 6144)
+    assert config.core.max_policy_lag == 3
+    assert (config.miles.rollout_batch_size, config.miles.n_samples_per_prompt) == (16, 8)
+    assert config.miles.lr == 1.0
+    assert isinstance(config.miles.lr, float)
+    assert (config.core.scoring_check_interval, config.core.scoring_check_tolerance) == (50, 1e-3)
+    assert (config.miles.eps_clip, config.miles.eps_clip_high) == (0.2, 0.28)
+    assert (config.miles.adam_beta1, config.miles.adam_beta2, config.miles.adam_eps) == (0.9, 0.95, 1e-8)
+    assert config.model.dense_layers_indices == (0,)
+
+
+def test_the_derived_numbers_follow_the_options(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+
+    assert config.collection_samples == 16
+    assert config.step_samples == 8
+    assert config.steps_per_collection == 2
+    assert config.capacity == 128
+    assert config.max_documents is None
+    assert config.topology == Topology(ranks=4, expert_parallel=2)
+    assert config.reduction == "token"
+    assert config.qkv_format == "thd"
+    assert config.moe_layers == (1, 2)
+
+
+def test_without_packing_a_row_holds_one_sample_up_to_the_sequence_length(tmp_path: Path) -> None:
+    config = make_config(tmp_path, core__sequence_packing=False, core__packing_max_tokens=None)
+
+    assert (config.capacity, config.max_documents, config.qkv_format) == (64, 1, "bshd")
+
+
+def test_the_packing_limit_defaults_to_the_sequence_length(tmp_path: Path) -> None:
+    config = make_config(tmp_path, core__packing_max_tokens=None)
+
+    assert config.core.packing_max_tokens is None
+    assert config.capacity == 64
+    assert config.resolved()["core"]["packing_max_tokens"] == 64
+
+
+def test_the_step_defaults_to_the_collection(tmp_path: Path) -> None:
+    config = make_config(tmp_path, miles__global_batch_size=None)
+
+    assert (config.step_samples, config.steps_per_collection) == (16, 1)
+
+
+def test_the_loss_reduction_is_named_by_what_it_is_a_mean_over(tmp_path: Path) -> None:
+    assert make_config(tmp_path, miles__calculate_per_token_loss=False).reduction == "response"
+
+
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_every_place_sets_its_option(tmp_path: Path, place: str) -> None:
+    one = PLACES[place]
+    value = example_of(one)
+
+    config = load_config(write_toml(tmp_path, {"output.root": "out", place: value}))
+
+    got = getattr(getattr(config, one.section), one.key)
+    expected = str(tmp_path / value) if one.path else tuple(value) if isinstance(value, list) else value
+    assert got == expected
+
+
+def example_of(one: Option) -> Any:
+    """Return a value that differs from the default."""
+    if one.choices:
+        return next(choice for choice in one.choices if choice != one.default)
+    if one.kind is bool:
+        return not one.default
+    if one.kind is int:
+        return (one.default or 4) + 1
+    if one.kind is float:
+        return 0.75
+    return [1, 2] if one.kind is tuple else "text"
+
+
+def test_two_places_that_disagree_are_named_with_their_values_and_lines(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, {"output.root": "out", "trainer.max_policy_lag": 2, "async.max_policy_lag": 3})
+
+    assert refusal(path) == (
+        f"{path}: trainer.max_policy_lag (line 6) = 2 and async.max_policy_lag (line 8) = 3 set the same option "
+        "(core.max_policy_lag) and disagree; keep one of them"
+    )
+
+
+def test_two_places_that_agree_are_fine(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, {"output.root": "out", "optimizer.eps_clip": 0.1, "trainer.eps_clip": 0.1})
+
+    assert load_config(path).miles.eps_clip == 0.1
+
+
+def test_flags_win_over_the_file_and_the_last_flag_wins_across_places(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, {"output.root": "out", "trainer.max_policy_lag": 2})
+    flags = [("core.max_policy_lag", "5"), ("async.max_policy_lag", "7"), ("trainer.max_policy_lag", "6")]
+
+    assert load_config(path, flags).core.max_policy_lag == 6
+    assert load_config(path, flags[:2]).core.max_policy_lag == 7
+
+
+def test_a_flag_may_take_an_option_away_and_name_the_run(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, SMALL)
+
+    config = load_config(path, [("trainer.packing_max_tokens", "none"), ("name", "other")])
+
+    assert config.core.packing_max_tokens is None
+    assert config.name == "other"
+
+
+def test_the_text_of_a_flag_is_read_by_the_type_of_its_option(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, SMALL)
+    flags = [
+        ("model.dense_layers_indices", "0,2"),
+        ("core.sequence_packing", "false"),
+        ("miles.lr", "2e-3"),
+        ("miles.kl_coef", "1"),
+    ]
+
+    config = load_config(path, flags)
+
+    assert config.model.dense_layers_indices == (0, 2)
+    assert config.core.sequence_packing is False
+    assert (config.miles.lr, config.miles.kl_coef) == (0.002, 1.0)
+    assert load_config(path, [("model.dense_layers_indices", "[]")]).model.dense_layers_indices == ()
+
+
+def test_relative_paths_are_relative_to_the_file_and_those_of_flags_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examples").mkdir()
+    path = write_toml(tmp_path / "examples", {"output.root": "../runs/x", "data.prompt_data": "p.jsonl"})
+    monkeypatch.chdir(tmp_path)
+
+    config = load_config(path)
+
+    assert config.output.root == str(tmp_path / "runs/x")
+    assert config.data.prompt_data == str(tmp_path / "examples/p.jsonl")
+    assert load_config(path, [("output.root", "here")]).output.root == str(tmp_path / "here")
+    assert load_config(path, [("output.root", "/abs")]).output.root == "/abs"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("trainer.sequence_packing", 1, "must be true or false; got 1 (int)"),
+        ("trainer.packing_max_tokens", True, "must be an integer of at least 1 (or leave it out); got true (bool)"),
+        ("trainer.packing_max_tokens", 2.0, "got 2.0 (float)"),
+        ("trainer.packing_max_tokens", 0, "must be an integer of at least 1 (or leave it out); got 0"),
+        ("trainer.max_sequence_length", "8192", 'must be an integer of at least 2; got "8192" (str)'),
+        ("trainer.attention_backend", "flash", "must be torch | segment | flash_2 | flash_3 | flash_4 | te; got"),
+        ("trainer.kl_coef", -0.5, "must be a number of at least 0; got -0.5"),
+        ("optimizer.adam_beta1", 1.0, "must be a number of at least 0 and below 1; got 1.0"),
+        ("optimizer.adam_eps", 0.0, "must be a number above 0; got 0.0"),
+        ("optimizer.lr", True, "must be a number of at least 0; got true (bool)"),
+        ("inference.rollout_temperature", 0, "must be a number above 0; got 0"),
+        ("trainer.scoring_check_tolerance", True, "got true (bool)"),
+        ("model.dense_layers_indices", [0, 0], "must be a list of distinct integers, none negative; got [0, 0]"),
+        ("model.dense_layers_indices", [-1], "got [-1]"),
+        ("model.dense_layers_indices", 0, "got 0 (int)"),
+        ("data.task", "", 'must be a text (or leave it out); got ""'),
+        ("run.ranks", [4], "must be an integer of at least 1; got [4] (list)"),
+    ],
+)
+def test_a_wrong_value_says_what_is_allowed_and_where_it_stands(
+    tmp_path: Path, place: str, value: Any, words: str
+) -> None:
+    path = write_toml(tmp_path, {"output.root": "out"} | {place: value})
+
+    message = refusal(path)
+
+    assert message.startswith(f"{path}: {place} (line 6) ")
+    assert words in message
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_numbers_that_are_not_finite_are_refused_in_the_file_and_in_flags(tmp_path: Path, text: str) -> None:
+    path = write_toml(tmp_path, {"output.root": "out"})
+    with_number = tmp_path / "number.toml"
+    with_number.write_text(path.read_text() + f"[optimizer]\nlr = {text}\n")
+
+    assert "optimizer.lr (line 6) must be finite" in refusal(with_number)
+    assert "--miles.lr must be finite" in refusal(path, ("miles.lr", text))
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "words"),
+    [
+        ("trainer.sequence_packing", "yes", '--trainer.sequence_packing must be true or false; got "yes" (str)'),
+        ("core.packing_max_tokens", "6k", "--core.packing_max_tokens must be an integer of at least 1"),
+        ("run.ranks", "none", "--run.ranks must be an integer of at least 1"),
+        ("model.dense_layers_indices", "a", "--model.dense_layers_indices must be a list of distinct integers"),
+        ("core.packing_max_token", "5", "unknown option; did you mean core.packing_max_tokens?"),
+        ("name", "a b", "name must start with a letter or digit"),
+    ],
+)
+def test_a_wrong_flag_is_named(tmp_path: Path, place: str, text: str, words: str) -> None:
+    assert words in refusal(write_toml(tmp_path, SMALL), (place, text))
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("trainer.sequence_pakking", "unknown option; did you mean trainer.sequence_packing?"),
+        ("inference.sequence_packing", "unknown option; did you mean"),
+        ("trainer.no_such_thing_at_all", "unknown option; see pack-miles --help-options"),
+        ("trainr.sequence_packing", "[trainr]: unknown section; did you mean trainer?"),
+    ],
+)
+def test_an_unknown_option_or_section_suggests_the_nearest(tmp_path: Path, place: str, words: str) -> None:
+    assert words in refusal(write_toml(tmp_path, {"output.root": "out", place: 1}))
+
+
+def test_a_section_that_is_a_value_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('schema_version = 1\nname = "a"\ntrainer = 3\noutput = { root = "out" }\n')
+
+    assert "trainer must be a section, [trainer]; got 3" in refusal(path)
+
+
+def test_a_missing_file_a_folder_and_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+
+    assert "no such file" in refusal(tmp_path / "none.toml")
+    assert "cannot be read" in refusal(tmp_path)
+    assert "not a text file in UTF-8" in refusal(tmp_path / "bytes.toml")
+
+
+def test_broken_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('schema_version = 1\nname = "a"\n[output\n')
+
+    assert refusal(path).startswith(f"{path}:3: not valid TOML")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "schema_version is missing"),
+        ("schema_version = 2", "schema_version is 2"),
+        ("schema_version = true", "schema_version is true"),
+        ('schema_version = "1"', 'schema_version is "1"'),
+    ],
+)
+def test_another_schema_version_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'{line}\nname = "a"\n')
+
+    message = refusal(path)
+
+    assert words in message
+    assert "reads schema_version = 1" in message
+
+
+@pytest.mark.parametrize("name", ["-a", ".a", "a b", "", "a/b", "ä"])
+def test_a_name_that_could_not_be_a_file_name_is_refused(tmp_path: Path, name: str) -> None:
+    assert "name must start with" in refusal(write_toml(tmp_path, SMALL, name=name))
+
+
+def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("schema_version = 1\n[trainer]\nmax_policy_lag = -1\nwhat = 1\n")
+
+    with pytest.raises(InputError) as caught:
+        load_config(path, [("run.ranks", "x")])
+
+    assert len(caught.value.problems) == 5
+    message = str(caught.value)
+    assert message.startswith(f"{path}: 5 problems\n")
+    for words in ("max_policy_lag (line 3)", "trainer.what", "--run.ranks", "name is missing", "output.root is missing"):
+        assert words in message
+
+
+def test_a_flood_of_mistakes_stays_on_one_screen(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, {"output.root": "out"} | {f"run.option_{n}": 1 for n in range(100)})
+
+    message = refusal(path)
+
+    assert len(message.splitlines()) <= 20
+    assert "... and 88 more" in message
+
+
+def test_a_section_made_in_code_is_checked_too() -> None:
+    with pytest.raises(InputError, match="core.packing_max_tokens must be an integer of at least 1"):
+        Core(packing_max_tokens=0)
+    with pytest.raises(InputError, match="run.ranks must be an integer"):
+        Run(ranks=2.0)  # type: ignore[arg-type]
+
+
+@st.composite
+def option_values(draw: st.DrawFn) -> tuple[Option, Any]:
+    one = draw(st.sampled_from([one for one in OPTIONS if not one.path]))
+    low = 0 if one.limits.low is None else one.limits.low
+    if one.choices:
+        return one, draw(st.sampled_from(one.choices))
+    if one.kind is bool:
+        return one, draw(st.booleans())
+    if one.kind is int:
+        return one, draw(st.integers(int(low), 10**9))
+    if one.kind is float:
+        return one, draw(st.floats(low, 0.99, exclude_min=one.limits.above, allow_subnormal=False))
+    if one.kind is tuple:
+        return one, draw(st.lists(st.integers(0, 99), unique=True, max_size=5))
+    return one, draw(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1).filter(lambda t: t != "none"))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=option_values())
+def test_a_value_is_the_same_in_the_file_and_on_the_command_line(tmp_path: Path, case: tuple[Option, Any]) -> None:
+    one, value = case
+    text = value if isinstance(value, str) else spell(value)
+    plain = write_toml(tmp_path, {"output.root": "out"})
+
+    flagged = load_config(plain, [(one.places[-1], text)])
+    filed = load_config(write_toml(tmp_path, {"output.root": "out", one.name: value}))
+
+    assert flagged == filed
+    assert getattr(getattr(filed, one.section), one.key) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_resolved_holds_every_option_once_and_is_json(tmp_path: Path) -> None:
+    resolved = make_config(tmp_path).resolved()
+
+    assert json.loads(json.dumps(resolved, allow_nan=False)) == resolved
+    names = {f"{section}.{key}" for section, keys in resolved.items() if isinstance(keys, dict) for key in keys}
+    assert names == {one.name for one in OPTIONS}
+    assert resolved["schema_version"] == 1
+    assert resolved["miles"]["global_batch_size"] == 8
+    assert resolved["miles"]["qkv_format"] == "thd"
+
+
+def test_the_digest_follows_what_a_run_computes_and_nothing_else(tmp_path: Path) -> None:
+    base = {"output.root": "out"}
+    digest = load_config(write_toml(tmp_path, base)).digest
+    free = {
+        "output.root",
+        "tracking.use_wandb",
+        "tracking.progress",
+        "run.resume",
+        "run.checkpoint_every",
+        "run.checkpoint_keep",
+        "run.save_rollouts",
+    }
+
+    for one in OPTIONS:
+        changed = load_config(write_toml(tmp_path, base | {one.name: example_of(one)})).digest
+        # The layout is derived, so writing it out changes nothing; a contradiction is refused elsewhere.
+        assert (changed == digest) == (one.name in free or one.name == "miles.qkv_format"), one.name
+
+
+def test_the_digest_does_not_depend_on_how_the_file_is_written(tmp_path: Path) -> None:
+    spread = {"output.root": "out", "trainer.lr": None, "optimizer.lr": 1, "inference.rollout_batch_size": 8}
+    gathered = {"output.root": "out", "miles.lr": 1.0, "miles.global_batch_size": 64}
+
+    assert load_config(write_toml(tmp_path, spread)).digest == load_config(write_toml(tmp_path, gathered)).digest
+
+
+def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, SMALL)
+    program = f"from pack_miles.config import load_config; print(load_config({str(path)!r}).digest)"
+
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert other.stdout.strip() == load_config(path).digest
+
+
+def test_a_configuration_can_be_made_in_code() -> None:
+    config = Config(name="a", output=Output(root="out"), miles=Miles(rollout_batch_size=2))
+
+    assert config.collection_samples == 16
+
+
+def test_the_line_of_an_option_is_left_out_where_it_cannot_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(toml({"output.root": "out"}).replace("[output]", 'trainer = { kl_coef = "x" }\n[output]'))
+
+    assert f"{path}: trainer.kl_coef must be a number" in refusal(path)
