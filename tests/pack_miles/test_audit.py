@@ -14,7 +14,7 @@ from support.log_runs import STEPS, as_logs, make_run, write_run
 Run = dict[int, list[Event]]
 
 
-def change(run: Run, kind: type, *, rank: int | None = None, step: int | None = None, **fields: Any) -> Run:
+def change(run: Run, kind: Any, *, rank: int | None = None, step: int | None = None, **fields: Any) -> Run:
     """Return the run with fields of the matching events replaced; `pass_` picks packing events by their pass."""
     wanted = fields.pop("only", None)
     found = 0
@@ -33,7 +33,7 @@ def change(run: Run, kind: type, *, rank: int | None = None, step: int | None = 
     return result
 
 
-def without(run: Run, kind: type, *, rank: int | None = None, step: int | None = None, only: str | None = None) -> Run:
+def without(run: Run, kind: Any, *, rank: int | None = None, step: int | None = None, only: str | None = None) -> Run:
     def fits(event: Any) -> bool:
         return (
             isinstance(event, kind)
@@ -53,7 +53,7 @@ def normalized(**fields: Any) -> Callable[[events.Optimizer], events.Normalizati
 
 def hand_made(training_tokens: int = 14, budget: int = 10, packs: int = 2, microbatches: int = 2) -> list[Log]:
     """One rank, one update, three samples of 4, 5 and 5 tokens; packing on; nothing here comes from the planner."""
-    common = {"rank": 0, "rollout_id": 0}
+    common: dict[str, Any] = {"rank": 0, "rollout_id": 0}
     packing = events.Packing(
         **common,
         step=1,

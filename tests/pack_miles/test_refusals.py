@@ -1,13 +1,17 @@
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from pack_core import Sample
 from pack_miles.combinations import COMBINATIONS
 from pack_miles.config import Config
 from pack_miles.errors import InputError
-from pack_miles.machine import Machine, holds_run, probe, writable
-from pack_miles.refusals import machine_refusals, refusals, refuse, refuse_machine
+from pack_miles.forecast import forecast
+from pack_miles.machine import Machine
+from pack_miles.overview import overview
+from pack_miles.refusals import refusals, refuse
 from support.miles_config import NODE, SMALL, make_config
 
 #: Code -> base, the settings it refuses, words of its message, and the nearest settings that pass.
@@ -178,23 +182,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
     "wandb": (SMALL, {"tracking.use_wandb": True}, "tracking.use_wandb = true is not in this release", {}),
 }
 
-#: A machine on which the run of `NODE` lacks nothing.
-BLACKWELL = Machine(cuda_devices=8, capability=(10, 0), attention=frozenset(["flash_4"]))
 
-
-def changed(folder: Path, base: dict[str, Any], settings: dict[str, Any]) -> Config:
-    return make_config(folder, base | settings)
+def changed(folder: Path, base: dict[str, Any], options: dict[str, Any]) -> Config:
+    return make_config(folder, base | options)
 
 
 def told(config: Config) -> tuple[str, ...]:
     with pytest.raises(InputError) as caught:
         refuse(config)
-    return caught.value.problems
-
-
-def told_here(config: Config, machine: Machine) -> tuple[str, ...]:
-    with pytest.raises(InputError) as caught:
-        refuse_machine(config, machine)
     return caught.value.problems
 
 
@@ -233,7 +228,7 @@ def test_the_good_neighbour_of_a_row_passes_the_whole_table(tmp_path: Path, code
 
 
 @pytest.mark.parametrize(
-    ("base", "settings", "code"),
+    ("base", "options", "code"),
     [
         (SMALL, {"core.attention_backend": "te"}, "packing-attention"),
         (NODE, {"core.attention_backend": "torch"}, "packing-attention"),
@@ -250,9 +245,9 @@ def test_the_good_neighbour_of_a_row_passes_the_whole_table(tmp_path: Path, code
     ],
 )
 def test_the_other_ways_into_a_row_are_refused_too(
-    tmp_path: Path, base: dict[str, Any], settings: dict[str, Any], code: str
+    tmp_path: Path, base: dict[str, Any], options: dict[str, Any], code: str
 ) -> None:
-    config = changed(tmp_path, base, settings)
+    config = changed(tmp_path, base, options)
 
     assert code in [row.code for row in COMBINATIONS if row.applies(config)]
 
@@ -269,162 +264,62 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert len(told(config)) == 3
 
 
+#: Values that a few options of a small run may take; not all of them fit the others.
+VALUES: dict[str, list[Any]] = {
+    "model.hidden_size": [8, 12, 5],
+    "model.num_attention_heads": [2, 3],
+    "model.num_hidden_layers": [1, 2],
+    "model.n_routed_experts": [2, 4, 5],
+    "model.num_experts_per_tok": [1, 3],
+    "model.dense_layers_indices": [[], [0, 1, 2], [2]],
+    "core.sequence_packing": [False],
+    "core.packing_max_tokens": [None, 63, 64, 90],
+    "core.max_sequence_length": [37, 60],
+    "core.expert_parallel_size": [1, 3, 4],
+    "core.attention_backend": ["torch", "te", "flash_4"],
+    "core.max_policy_lag": [0, 3],
+    "miles.rollout_batch_size": [2, 3, 8],
+    "miles.n_samples_per_prompt": [1, 2, 8],
+    "miles.global_batch_size": [None, 4, 12, 16],
+    "miles.use_rollout_routing_replay": [True],
+    "run.ranks": [1, 2, 3, 8],
+}
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw changes of a few options."""
+    places = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4))
+    return {place: draw(st.sampled_from(VALUES[place])) for place in places}
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=shapes())
+def test_what_the_table_lets_pass_can_be_planned_and_what_it_refuses_is_told(
+    tmp_path: Path, drawn: dict[str, Any]
+) -> None:
+    config = changed(tmp_path, SMALL, drawn)
+    refused = any(row.applies(config) for row in COMBINATIONS)
+    event("refused" if refused else "planned")
+    if refused:
+        assert all("; " in problem for problem in told(config))
+        return
+
+    refuse(config)
+    planned = overview(config, forecast(config, [Sample(id=n, length=1 + n % 30) for n in range(40)]))
+
+    shape = planned["shape"]
+    assert shape["samples_per_rank_and_step"] * shape["ranks"] == shape["samples_per_optimizer_step"]
+    steps = shape["optimizer_steps_per_collection"]
+    assert steps * shape["samples_per_optimizer_step"] == shape["samples_per_collection"]
+    assert shape["replicas"] * shape["expert_parallel_size"] == shape["ranks"]
+    assert 1 <= steps <= shape["max_policy_lag_optimizer_steps"] + 1
+    assert planned["core"]["attention_backend"] == "segment" or not planned["core"]["sequence_packing"]
+    assert len(planned["rollouts"]["steps"]) == 40 // shape["samples_per_optimizer_step"]
+
+
 @pytest.mark.parametrize("example", ["dev", "node", "demo"])
 def test_the_examples_are_not_refused(example: str) -> None:
     from pack_miles.config import load_config
 
     refuse(load_config(Path(__file__).parents[2] / "examples" / f"{example}.toml"))
-
-
-# --- what only the machine shows -------------------------------------------------------------------------------------
-
-
-def test_a_machine_that_has_everything_passes(tmp_path: Path) -> None:
-    refuse_machine(changed(tmp_path, SMALL, {}), Machine())
-
-
-MACHINE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Machine, str, dict[str, Any], Machine]] = {
-    "torch": (SMALL, {}, Machine(torch_error="ImportError: no"), "cannot be imported (ImportError: no)", {}, Machine()),
-    "nccl-devices": (
-        SMALL,
-        {"run.backend": "nccl"},
-        Machine(cuda_devices=3),
-        "needs a CUDA device for each of 4 ranks; here are 3",
-        {"run.backend": "nccl"},
-        Machine(cuda_devices=4),
-    ),
-    "flash-device": (
-        NODE,
-        {},
-        attrs.evolve(BLACKWELL, capability=(9, 0)),
-        "core.attention_backend = 'flash_4' needs compute capability 10.0 to 12.0; here is compute capability 9.0",
-        {},
-        BLACKWELL,
-    ),
-    "attention-function": (
-        NODE,
-        {},
-        attrs.evolve(BLACKWELL, attention=frozenset()),
-        "needs flash_attn.cute.flash_attn_varlen_func, which cannot be imported",
-        {},
-        BLACKWELL,
-    ),
-    "train-format": (NODE, {}, BLACKWELL, "model.format = 'hf' cannot be trained by this release", {}, BLACKWELL),
-    "world-size": (SMALL, {}, Machine(rank=0, world=2), "the launcher started 2 processes", {}, Machine(rank=0, world=4)),
-    "output-writable": (SMALL, {"output.root": "run.toml/x"}, Machine(), "cannot be written", {}, Machine()),
-    "output-used": (
-        SMALL,
-        {"output.root": "used"},
-        Machine(),
-        "already holds a run",
-        {"output.root": "used", "run.resume": True},
-        Machine(),
-    ),
-    "resume-nothing": (
-        SMALL,
-        {"run.resume": True},
-        Machine(),
-        "run.resume = true, but output.root",
-        {"output.root": "used", "run.resume": True},
-        Machine(),
-    ),
-}
-
-
-def test_every_row_of_scope_machine_has_a_case() -> None:
-    rows = machine_refusals(Machine())
-
-    assert set(MACHINE_CASES) == {row.code for row in rows}
-    assert {row.scope for row in rows} == {"machine"}
-
-
-@pytest.mark.parametrize("code", MACHINE_CASES)
-def test_a_machine_row_applies_and_its_good_neighbour_passes(tmp_path: Path, code: str) -> None:
-    base, bad, bad_machine, words, good, good_machine = MACHINE_CASES[code]
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "training_contract_rank0.jsonl").write_text("")
-
-    problems = told_here(changed(tmp_path, base, bad), bad_machine)
-    neighbour = changed(tmp_path, SMALL if code == "train-format" else base, good)
-    left = [row.code for row in machine_refusals(good_machine) if row.applies(neighbour)]
-
-    assert any(words in problem for problem in problems), problems
-    # Nothing but the small model trains, so what a checkpoint needs of a machine never comes alone.
-    assert left == ([] if neighbour.model.format == "small" else ["train-format"])
-
-
-@pytest.mark.parametrize(
-    ("backend", "capability", "fits"),
-    [
-        ("flash_2", (7, 5), True),
-        ("flash_2", None, False),
-        ("flash_3", (9, 0), True),
-        ("flash_3", (10, 0), False),
-        ("flash_3", (8, 9), False),
-        ("flash_4", (9, 0), False),
-        ("flash_4", (10, 0), True),
-        ("flash_4", (12, 0), True),
-        ("flash_4", (12, 1), False),
-    ],
-)
-def test_flash_backends_need_their_compute_capability(
-    tmp_path: Path, backend: str, capability: tuple[int, int] | None, fits: bool
-) -> None:
-    machine = Machine(cuda_devices=8 if capability else 0, capability=capability, attention=frozenset([backend]))
-    config = changed(tmp_path, NODE, {"core.attention_backend": backend})
-
-    applying = [row.code for row in machine_refusals(machine) if row.applies(config)]
-
-    assert ("flash-device" not in applying) == fits
-
-
-def test_a_launcher_of_several_nodes_needs_devices_for_its_own_ranks_only(tmp_path: Path) -> None:
-    config = changed(tmp_path, SMALL, {"run.backend": "nccl"})
-
-    refuse_machine(config, Machine(cuda_devices=2, rank=0, world=4, local_ranks=2))
-
-
-def test_only_the_first_rank_judges_the_output_folder(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "training_contract_rank0.jsonl").write_text("")
-    config = changed(tmp_path, SMALL, {})
-
-    refuse_machine(config, Machine(rank=1, world=4))
-    assert "already holds a run" in told_here(config, Machine(rank=0, world=4))[0]
-
-
-def test_the_probe_reads_what_a_launcher_announces(tmp_path: Path) -> None:
-    machine = probe(changed(tmp_path, SMALL, {}), {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
-
-    assert (machine.rank, machine.world, machine.local_ranks) == (1, 4, 2)
-    assert machine.torch_error == ""
-
-
-def test_the_probe_says_why_torch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
-
-    machine = probe(changed(tmp_path, SMALL, {}), {})
-
-    assert "torch" in machine.torch_error
-    assert [row.code for row in machine_refusals(machine) if row.applies(changed(tmp_path, SMALL, {}))] == ["torch"]
-
-
-def test_a_package_without_its_function_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder called like the package imports, as a namespace; the function decides."""
-    (tmp_path / "flash_attn").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    config = changed(tmp_path, NODE, {"core.attention_backend": "flash_2"})
-
-    assert probe(config, {}).attention == frozenset()
-
-    (tmp_path / "flash_attn" / "__init__.py").write_text("def flash_attn_varlen_func(): ...\n")
-    monkeypatch.delitem(__import__("sys").modules, "flash_attn")
-    __import__("importlib").invalidate_caches()
-    assert probe(config, {}).attention == {"flash_2"}
-    monkeypatch.delitem(__import__("sys").modules, "flash_attn")
-
-
-def test_looking_at_the_output_folder_writes_nothing(tmp_path: Path) -> None:
-    assert writable(str(tmp_path / "a" / "b" / "c"))
-    assert not holds_run(str(tmp_path / "a"))
-    assert list(tmp_path.iterdir()) == []

@@ -22,10 +22,6 @@ def printed(report: Report, width: int = 120) -> str:
     return console.file.getvalue()
 
 
-def only(kind: type, own: list[events.Event]) -> list[events.Event]:
-    return [event for event in own if isinstance(event, kind)]
-
-
 def test_the_summary_adds_up_what_the_events_say() -> None:
     run = make_run(20)
     (found,) = summarize(as_logs(run)).runs
@@ -71,7 +67,8 @@ def test_a_repeated_update_counts_once() -> None:
     assert [row.step for row in found.updates] == list(range(1, 4 * STEPS + 1))
     assert [row.rollout_id for row in found.collections] == [0, 1, 2, 3]
     assert found.starts == 2
-    assert found.collections[2].reward_mean == only(events.Rollout, after[0])[0].reward_mean  # type: ignore[attr-defined]
+    repeated = next(event for event in after[0] if isinstance(event, events.Rollout))
+    assert found.collections[2].reward_mean == repeated.reward_mean
 
 
 def test_pictures_show_the_packs_of_the_first_and_the_last_update() -> None:
@@ -94,6 +91,14 @@ def test_a_run_that_failed_says_where_and_why() -> None:
     run[2].append(events.RunFailed(rank=2, step=2, error="out of memory"))
     (found,) = summarize(as_logs(run)).runs
     assert found.status == "failed on rank 2: out of memory"
+
+
+def test_square_brackets_of_the_log_are_text_in_the_table() -> None:
+    run = make_run(1, finish=False, name="[bold]x")
+    run[0].append(events.RunFailed(rank=0, step=2, error="[Errno 28] [/x] disk full"))
+    text = printed(summarize(as_logs(run)))
+    assert "[bold]x" in text
+    assert "[Errno 28] [/x] disk full" in text
 
 
 def test_the_table_says_the_key_figures_on_one_screen() -> None:
@@ -122,7 +127,7 @@ def test_torn_lines_are_named_under_the_table(tmp_path: Path) -> None:
     assert "torn line" in render_page(report)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("keep", [0, 1, 3, 8])
 def test_a_log_of_any_length_can_be_reported(keep: int, tmp_path: Path) -> None:
     run = {rank: own[:keep] for rank, own in make_run(1).items()}
     report = summarize(as_logs(run))
@@ -149,12 +154,12 @@ def test_every_sample_is_drawn_as_wide_as_it_is_long() -> None:
 
 
 def test_a_picture_of_too_many_packs_says_what_it_leaves_out() -> None:
-    lane = ((Block("a", 3, None),),)
-    many = PackPicture(step=1, capacity=8, ranks=lane * 200)
+    pack = (Block("a", 3, None),)
+    many = PackPicture(step=1, capacity=8, ranks=((pack,),) * 200)
     (axes,) = draw_packs(many).axes
     assert "200 packs on 200 ranks" in axes.get_title(loc="left")
     assert "the first 64 ranks are drawn" in axes.get_title(loc="left")
-    deep = PackPicture(step=1, capacity=8, ranks=(lane * 100, lane * 100))
+    deep = PackPicture(step=1, capacity=8, ranks=((pack,) * 100,) * 2)
     (axes,) = draw_packs(deep).axes
     assert "the first 64 packs of rank 0 are drawn" in axes.get_title(loc="left")
 
@@ -169,9 +174,18 @@ def test_axes_say_what_they_measure() -> None:
     assert said == [("collection", "reward"), ("update", "filled share of capacity (%)"), ("update", "seconds")]
 
 
-def test_the_same_report_is_the_same_page() -> None:
-    report = summarize(as_logs(make_run(2)))
-    assert render_page(report) == render_page(summarize(as_logs(make_run(2))))
+@pytest.fixture(scope="module")
+def two_runs() -> str:
+    return render_two_runs()
+
+
+def render_two_runs() -> str:
+    logs = [*as_logs(make_run(1), Path("a")), *as_logs(make_run(1, packing=False, name="other"), Path("b"))]
+    return render_page(summarize(logs))
+
+
+def test_the_same_runs_are_the_same_page(two_runs: str) -> None:
+    assert two_runs == render_two_runs()
 
 
 class Links(HTMLParser):
@@ -207,9 +221,8 @@ class Links(HTMLParser):
                 self.links.append(value or "")
 
 
-def test_the_page_stands_alone_and_is_well_formed() -> None:
-    logs = [*as_logs(make_run(2), Path("a")), *as_logs(make_run(1, packing=False, name="other"), Path("b"))]
-    text = render_page(summarize(logs))
+def test_the_page_stands_alone_and_is_well_formed(two_runs: str) -> None:
+    text = two_runs
     page = Links()
     page.feed(text)
     page.close()
@@ -236,7 +249,8 @@ def test_text_of_the_log_cannot_become_markup() -> None:
 
 def test_the_page_replaces_an_old_one_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "report.html"
-    write_page(summarize(as_logs(make_run(1))), path)
+    short = summarize(as_logs(make_run(0, finish=False)))
+    write_page(short, path)
     before = path.read_text()
     assert before.startswith("<!doctype html>")
 
@@ -246,7 +260,7 @@ def test_the_page_replaces_an_old_one_whole_or_not_at_all(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", fail)
         with pytest.raises(OSError, match="disk full"):
-            write_page(summarize(as_logs(make_run(2))), path)
+            write_page(short, path)
     assert path.read_text() == before
     assert list(path.parent.iterdir()) == [path]
 

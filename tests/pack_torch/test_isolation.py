@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 from pack_torch import PackedBatch, Rollout, SmallModel, build_batch, full_gradients, policy_loss, response_log_probs
-from support.ranks import run_ranks
+from support.ranks import Run
 from support.torch_cases import CONFIG, make_rollouts, record_routes
 from support.torch_work import isolate
 
@@ -52,9 +52,7 @@ def test_changing_any_one_token_changes_no_other_documents_output(
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_documents_loss_has_no_gradient_at_another_documents_input(
-    rollouts: list[Rollout], recompute: bool
-) -> None:
+def test_a_documents_loss_has_no_gradient_at_another_documents_input(rollouts: list[Rollout], recompute: bool) -> None:
     model = SmallModel(CONFIG, seed=3, dtype=torch.float64, recompute=recompute)
     batch = build_batch(rollouts, PACK, replay=True)
     inputs: list[torch.Tensor] = []
@@ -106,9 +104,11 @@ def test_a_documents_parameter_gradients_do_not_know_the_others_tokens(
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_documents_stay_apart_where_ranks_share_the_experts(rollouts: list[Rollout], recompute: bool) -> None:
+def test_documents_stay_apart_where_ranks_share_the_experts(
+    run_on_ranks: Run, rollouts: list[Rollout], recompute: bool
+) -> None:
     for before, after in (
-        (rank["before"], rank["after"]) for rank in run_ranks(2, isolate, rollouts, change(rollouts, 1), recompute)
+        (rank["before"], rank["after"]) for rank in run_on_ranks(2, isolate, rollouts, change(rollouts, 1), recompute)
     ):
         assert torch.equal(before["hidden"], after["hidden"])
         for name, gradient in before["gradients"].items():

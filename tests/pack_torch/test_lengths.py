@@ -1,5 +1,7 @@
 """Lengths from real NumPy arrays and torch tensors."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ TORCH_WIDTHS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 
 @pytest.mark.parametrize("dtype", NUMPY_WIDTHS)
 def test_numpy_integers_of_every_width_are_read_without_overflow(dtype: type) -> None:
-    lengths = np.array([120, 120, 120], dtype=dtype)
+    lengths: Any = np.array([120, 120, 120], dtype=dtype)
     packing = pack(lengths, capacity=300)
     assert list(packing) == [[0, 1], [2]]
     assert list(equalize(packing, lengths, count=3)) == [[0], [1], [2]]

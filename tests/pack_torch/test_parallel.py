@@ -20,7 +20,7 @@ from pack_torch import (
     load_full_state,
     reduce_gradients,
 )
-from support.ranks import RankError, run_ranks
+from support.ranks import RankError, Run, World, run_ranks
 from support.torch_cases import CONFIG, PACKS, accumulate, counted_collectives, make_rollouts, record_routes
 from support.torch_work import add_ranks, count_collectives, fail_on_one, gather_state, never_end
 
@@ -38,13 +38,13 @@ def test_a_topology_of_another_size_than_the_world_is_refused() -> None:
         build_groups(Topology(4, 2))
 
 
-def test_gradients_are_reduced_once_however_many_packs_there_are() -> None:
+def test_gradients_are_reduced_once_however_many_packs_there_are(run_on_ranks: Run) -> None:
     rollouts = record_routes(SmallModel(CONFIG, seed=3, dtype=torch.float64), make_rollouts())
     cuts = ([[0, 1, 2, 3]], [[0, 1], [2], [3]])
 
-    shared = run_ranks(2, count_collectives, rollouts, cuts, Topology(2, 2))
-    whole = run_ranks(2, count_collectives, rollouts, cuts, Topology(2, 1))
-    both = run_ranks(4, count_collectives, rollouts, cuts, Topology(4, 2))
+    shared = run_on_ranks(2, count_collectives, rollouts, cuts, Topology(2, 2))
+    whole = run_on_ranks(2, count_collectives, rollouts, cuts, Topology(2, 1))
+    both = run_on_ranks(4, count_collectives, rollouts, cuts, Topology(4, 2))
 
     for rank in shared:
         for packs, found in zip((1, 3), rank, strict=True):
@@ -121,11 +121,11 @@ def test_dense_and_expert_parameters_are_all_of_them_once() -> None:
     assert [tuple(p.shape) for p in model.expert_parameters()] == [(4, 16, 16), (4, 8, 16)] * 2
 
 
-def test_weights_are_the_same_for_every_degree_and_move_between_degrees() -> None:
+def test_weights_are_the_same_for_every_degree_and_move_between_degrees(run_on_ranks: Run) -> None:
     drawn = full_state(SmallModel(CONFIG, seed=3, dtype=torch.float64))
     other = full_state(SmallModel(CONFIG, seed=4, dtype=torch.float64))
 
-    for rank in run_ranks(2, gather_state, other):
+    for rank in run_on_ranks(2, gather_state, other):
         assert rank["held"] == [2] * 4
         assert rank["drawn"].keys() == drawn.keys()
         assert all(torch.equal(rank["drawn"][name], value) for name, value in drawn.items())
@@ -159,8 +159,8 @@ def test_a_rank_that_raises_ends_the_run_within_seconds_with_its_own_words() -> 
 
 
 def test_a_rank_that_never_answers_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="no answer"):
-        run_ranks(1, never_end, str(tmp_path), timeout=8)
+    with World(1) as world, pytest.raises(RankError, match="no answer"):
+        world.run(never_end, str(tmp_path), timeout=1)
 
     process = int((tmp_path / "0.pid").read_text())
     with pytest.raises(ProcessLookupError):

@@ -84,14 +84,12 @@ def step_of(lengths: Sequence[int], ranks: int, capacity: int, count_by: str, ca
     columns = [list(range(len(lengths)))[rank::ranks] for rank in range(ranks)]
     laid = [next_fit([lengths[i] for i in column], capacity, cap) for column in columns]
     count = max(map(len, laid))
-    split = {
-        "tokens": lambda packs, column: split_by_tokens(packs, [lengths[i] for i in column], count),
-        "samples": lambda packs, column: split_by_samples(packs, count),
-    }[count_by]
-    return [
-        [[column[place] for place in one] for one in split(packs, column)]
-        for packs, column in zip(laid, columns, strict=True)
-    ]
+    result = []
+    for packs, column in zip(laid, columns, strict=True):
+        held = [lengths[i] for i in column]
+        cut = split_by_tokens(packs, held, count) if count_by == "tokens" else split_by_samples(packs, count)
+        result.append([[column[place] for place in one] for one in cut])
+    return result
 
 
 def complaints(packs: Packs, lengths: Sequence[int], count: int, limit: int, cap: int | None = None) -> list[str]:

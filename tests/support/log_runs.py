@@ -5,7 +5,6 @@ from random import Random
 from typing import Any
 
 from pack_core import Plan, Sample, Topology, plan, record
-
 from pack_miles import events
 from pack_miles.events import Event
 from pack_miles.log import Log

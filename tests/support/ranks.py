@@ -1,18 +1,20 @@
-"""Start a function on several ranks of a gloo world on this machine, and bring every rank's result back."""
+"""Start ranks of a gloo world on this machine, run functions on all of them, and bring every rank's result back."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+
+#: What `run_ranks` is, and the fixture that keeps worlds up between tests.
+Run = Callable[..., list[Any]]
 
 #: After one rank failed, how long the others may take to say why they did.
 GRACE_SECONDS = 2.0
@@ -22,89 +24,121 @@ class RankError(RuntimeError):
     """A rank raised, died or did not answer in time; the message holds every rank's own words."""
 
 
-def run_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
-    """Return `function(rank, *arguments)` of every rank, in order of rank.
+class World:
+    """Ranks that stay up between runs: fresh processes (spawn), one torch thread each, joined by gloo over loopback.
 
-    Each rank is a fresh process (spawn) with one torch thread, inside a gloo group over the loopback device. The function
-    is found by its import path, so it belongs in an importable module, not in a test file.
-
-    Raises:
-        RankError: a rank raised or died, or the time was over. Every process started here is gone by then.
+    A failure ends the world: a rank that raised may have left the others inside a collective.
     """
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory:
-        store = f"file://{directory}/store"
-        processes: list[BaseProcess] = []
-        receivers: list[Connection] = []
-        try:
-            for rank in range(ranks):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_serve, args=(sender, rank, ranks, store, function, arguments), daemon=True
-                )
-                process.start()
-                sender.close()
-                processes.append(process)
-                receivers.append(receiver)
-            answers = _collect(receivers, time.monotonic() + timeout)
-        finally:
-            _end(processes)
-    failures = [f"rank {rank}: {answers.get(rank, (False, 'no answer'))[1]}" for rank in _failed(answers, ranks)]
-    if failures:
-        raise RankError("\n".join(failures))
-    return [answers[rank][1] for rank in range(ranks)]
+
+    def __init__(self, ranks: int, timeout: float = 60.0) -> None:
+        """Start the processes and wait until the group is formed."""
+        self.ended = False
+        self._directory = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("spawn")
+        self._processes, self._connections = [], []
+        for rank in range(ranks):
+            here, there = context.Pipe()
+            store = f"file://{self._directory.name}/store"
+            process = context.Process(target=_serve, args=(there, rank, ranks, store), daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._connections.append(here)
+        self._collect(timeout)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
+        """Return `function(rank, *arguments)` of every rank, in order of rank.
+
+        The function is found by its import path, so it belongs in an importable module, not in a test file.
+
+        Raises:
+            RankError: a rank raised or died, or the time was over; every process of this world is gone by then.
+        """
+        message = pickle.dumps((function, arguments))
+        for connection in self._connections:
+            connection.send_bytes(message)
+        return self._collect(timeout)
+
+    def end(self) -> None:
+        """End every process this world started, by its id."""
+        if self.ended:
+            return
+        self.ended = True
+        for connection in self._connections:
+            connection.close()  # a rank that waits for work reads the end of it and leaves
+        deadline = time.monotonic() + 1.0
+        for process in self._processes:
+            process.join(timeout=max(deadline - time.monotonic(), 0))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        self._directory.cleanup()
+
+    def __enter__(self) -> Self:
+        """Return this world."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        self.end()
+
+    def _collect(self, timeout: float) -> list[Any]:
+        deadline = time.monotonic() + timeout
+        answers: dict[int, tuple[bool, Any]] = {}
+        waiting = {connection: rank for rank, connection in enumerate(self._connections)}
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for connection in wait(list(waiting), timeout=left):
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                try:
+                    answers[rank] = pickle.loads(connection.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    answers[rank] = (False, "died without a word")
+                if not answers[rank][0]:
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        found = [answers.get(rank, (False, "no answer")) for rank in range(len(self._connections))]
+        if not all(succeeded for succeeded, _ in found):
+            self.end()
+            raise RankError("\n".join(f"rank {rank}: {words}" for rank, (good, words) in enumerate(found) if not good))
+        return [answer for _, answer in found]
 
 
-def _failed(answers: dict[int, tuple[bool, Any]], ranks: int) -> list[int]:
-    return [rank for rank in range(ranks) if not answers.get(rank, (False, None))[0]]
+def run_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
+    """Return `function(rank, *arguments)` of every rank of a world made for this one call; see `World.run`."""
+    with World(ranks, timeout) as world:
+        return world.run(function, *arguments, timeout=timeout)
 
 
-def _collect(receivers: Sequence[Connection], deadline: float) -> dict[int, tuple[bool, Any]]:
-    answers: dict[int, tuple[bool, Any]] = {}
-    waiting = {receiver: rank for rank, receiver in enumerate(receivers)}
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for receiver in wait(list(waiting), timeout=left):
-            assert isinstance(receiver, Connection)
-            rank = waiting.pop(receiver)
-            try:
-                answers[rank] = pickle.loads(receiver.recv_bytes())
-            except EOFError:
-                answers[rank] = (False, "died without a word")
-            if not answers[rank][0]:
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-    return answers
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    for process in processes:
-        process.join(timeout=1.0 if process.exitcode is None else 0)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-
-
-def _serve(
-    sender: Connection, rank: int, ranks: int, store: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    try:
-        with _world(rank, ranks, store):
-            answer = (True, function(rank, *arguments))
-    except BaseException:
-        answer = (False, traceback.format_exc())
-    # Plain pickle copies tensors; the shared memory torch would use instead dies with this process.
-    sender.send_bytes(pickle.dumps(answer))
-    sender.close()
-
-
-@contextlib.contextmanager
-def _world(rank: int, ranks: int, store: str) -> Iterator[None]:
+def _serve(connection: Connection, rank: int, ranks: int, store: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
     try:
-        yield
-    finally:
-        dist.destroy_process_group()
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    except BaseException:
+        connection.send_bytes(pickle.dumps((False, traceback.format_exc())))
+        return
+    connection.send_bytes(pickle.dumps((True, None)))
+    while True:
+        try:
+            function, arguments = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            break
+        except BaseException:
+            answer: tuple[bool, Any] = (False, traceback.format_exc())
+        else:
+            answer = _answer(function, rank, arguments)
+        # Plain pickle copies tensors; the shared memory torch would use instead dies with this process.
+        connection.send_bytes(pickle.dumps(answer))
+    dist.destroy_process_group()
+
+
+def _answer(function: Callable[..., Any], rank: int, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        return True, function(rank, *arguments)
+    except BaseException:
+        return False, traceback.format_exc()

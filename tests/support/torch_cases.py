@@ -93,10 +93,8 @@ def accumulate(
         scored = response_log_probs(model, batch)
         part = policy_loss(scored, batch, reduction=reduction).numerator / denominator
         part.backward()
-        loss += float(part)
-        log_probs |= {
-            r.id: values for r, values in zip(batch.rollouts, batch.split(scored.detach()), strict=True)
-        }
+        loss += float(part.detach())
+        log_probs |= {r.id: values for r, values in zip(batch.rollouts, batch.split(scored.detach()), strict=True)}
     return loss, log_probs
 
 

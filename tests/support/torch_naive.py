@@ -47,7 +47,7 @@ def _routed(row: Tensor, state: dict[str, Tensor], prefix: str, top_k: int, ids:
     scores = torch.exp(state[f"{prefix}.router"] @ row)
     scores = scores / scores.sum()
     if ids is None:
-        ids = sorted(range(scores.numel()), key=lambda expert: -float(scores[expert]))[:top_k]
+        ids = sorted(range(scores.numel()), key=lambda expert: -float(scores[expert].detach()))[:top_k]
     total = sum(scores[expert] for expert in ids)
     out = torch.zeros_like(row)
     for expert in ids:
@@ -108,9 +108,7 @@ def naive_loss(log_probs: Tensor, rollout: Rollout, reduction: str) -> Tensor:
         active += 1
         advantage = float(rollout.advantages[token])
         ratio = torch.exp(log_probs[token] - float(rollout.old_log_probs[token]))
-        held = min(max(float(ratio), 0.8), 1.28)
-        if -advantage * held > float(-advantage * ratio):
-            total = total - advantage * held
-        else:
-            total = total - advantage * ratio
+        seen = float(ratio.detach())
+        held = min(max(seen, 0.8), 1.28)
+        total = total - advantage * (held if -advantage * held > -advantage * seen else ratio)
     return total / active if reduction == "response" and active else total

@@ -20,7 +20,6 @@ from pack_torch import (
     load_full_state,
     reduce_gradients,
 )
-
 from support.torch_cases import CONFIG, accumulate, counted_collectives, train
 
 

@@ -18,7 +18,7 @@ ALLOWED = {
 #: pack_miles modules that must work on a laptop without torch.
 TORCH_FREE = {
     "arguments", "audit", "cli", "config", "errors", "events", "figures", "forecast", "log", "options", "page",
-    "progress", "refusals", "report", "samples", "scoring_pass", "sections", "show", "sink", "tasks",
+    "progress", "refusals", "report", "samples", "scoring_pass", "sections", "show", "sink", "standing", "tasks",
 }  # fmt: skip
 
 

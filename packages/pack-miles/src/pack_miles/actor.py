@@ -52,6 +52,7 @@ class Actor:
     sink: ContractSink
     clock: Callable[[], float]
     scoring_pass: ScoringPass
+    device: torch.device
     completed_steps: int = 0
     last_check: int | None = None
 
@@ -68,9 +69,7 @@ class Actor:
             RankError: on every rank, for what went wrong on any.
             DisagreementError: on every rank, when log-probabilities that must agree do not.
         """
-        self.world.same(
-            {"samples": len(rollouts), "step": self.completed_steps, "configuration": self.config.digest}
-        )
+        self.world.same({"samples": len(rollouts), "step": self.completed_steps, "configuration": self.config.digest})
         steps = self._pack(rollouts, expected)
         due = scoring.check_due(self.completed_steps, self.last_check, self.config.core.scoring_check_interval)
         standalone = self.scoring_pass.standalone
@@ -99,8 +98,16 @@ class Actor:
         return steps
 
     def _batches(self, rollouts: Sequence[Rollout], packs: Packs) -> list[PackedBatch]:
+        """Return the packs as rows, all of them checked on all ranks before the first forward of any."""
         replay = self.config.miles.use_rollout_routing_replay
-        return self.world.agreed(lambda: [build_batch(rollouts, pack, replay=replay) for pack in packs])
+
+        def build() -> list[PackedBatch]:
+            batches = [build_batch(rollouts, pack, replay=replay).to(self.device) for pack in packs]
+            for batch in batches:
+                self.model.check(batch)
+            return batches
+
+        return self.world.agreed(build)
 
     def _score(
         self, rollout_id: int, rollouts: Sequence[Rollout], steps: list[Packs], plan_digest: str
@@ -119,7 +126,9 @@ class Actor:
                     scored[index] = self._scored(rollouts[index], log_probs, ref_log_probs)
         seconds = self.clock() - begin
         tokens = sum(len(r.tokens) for r in rollouts)
-        self._tell(events.ScoreTiming, self.completed_steps, rollout_id=rollout_id, seconds=seconds, model_tokens=tokens)
+        self._tell(
+            events.ScoreTiming, self.completed_steps, rollout_id=rollout_id, seconds=seconds, model_tokens=tokens
+        )
         return scored
 
     def _scored(self, rollout: Rollout, log_probs: Tensor, ref_log_probs: Tensor) -> Rollout:
@@ -138,7 +147,7 @@ class Actor:
     @torch.no_grad()
     def _forward(self, model: SmallModel, batch: PackedBatch) -> Tensor:
         model.eval()
-        return response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature)
+        return response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature).cpu()
 
     def _update(
         self,
@@ -249,7 +258,7 @@ class Actor:
             scaled.backward()  # type: ignore[no-untyped-call]
             objective += float(scaled.detach())
             clipped += int(loss.clipped)
-            captured.extend(batch.split(log_probs.detach()))
+            captured.extend(batch.split(log_probs.detach().cpu()))
         self.world.agreed(lambda: _finite(objective))
         return objective, clipped, captured
 
@@ -257,12 +266,14 @@ class Actor:
         self, rollout_id: int, own: Sequence[Rollout], trainer: Sequence[Tensor], mode: str
     ) -> None:
         """Report, and gate if asked, how far the trainer's log-probabilities are from the rollout's."""
-        rollout_log_probs = [rollout.rollout_log_probs for rollout in own]
+        rollout_log_probs = [rollout.rollout_log_probs for rollout in own if rollout.rollout_log_probs is not None]
+        if len(rollout_log_probs) < len(own):
+            return  # rollouts of elsewhere may bring none, and then there is nothing to compare
         masks = [rollout.loss_mask for rollout in own]
         found = scoring.profile(trainer, rollout_log_probs, masks, self.world)
         self._tell(
             events.Scores,
-            self.completed_steps,
+            self.completed_steps + 1,
             rollout_id=rollout_id,
             source="training_forward" if mode == "skipped" else "standalone",
             active_tokens=found.active_tokens,

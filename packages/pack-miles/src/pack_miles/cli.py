@@ -1,6 +1,7 @@
 """The `pack-miles` command: check a run file, plan it, train it, and read what a run wrote."""
 
 import json
+import os
 import sys
 import traceback
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -58,11 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             raise InputError(_unknown(unknown))
         status: int = given.command(given)
+        sys.stdout.flush()
     except InputError as error:
         if "--debug" in arguments:
             traceback.print_exc()
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough; nothing may be flushed into it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except SystemExit as ending:  # --help and its like
         return ending.code if isinstance(ending.code, int) else 0
     return status
@@ -172,7 +179,7 @@ def _plan(given: Namespace) -> int:
     config = _config(given)
     rollouts = None if given.rollouts is None else forecast_file(config, given.rollouts)
     if given.json:
-        sys.stdout.write(json.dumps(overview(config, rollouts), indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(overview(config, rollouts), indent=2) + "\n")
     else:
         show_plan(Console(), config, rollouts)
     return 0
@@ -189,7 +196,22 @@ def _train(given: Namespace) -> int:
 
 
 def _report(given: Namespace) -> int:
-    raise NotImplementedError
+    from rich.console import Console
+
+    from pack_miles.log import read_logs
+    from pack_miles.report import print_report, summarize
+
+    report = summarize(read_logs(given.logs))
+    print_report(report, Console())
+    if given.html is not None:
+        from pack_miles.page import write_page
+
+        try:
+            write_page(report, given.html)
+        except OSError as error:
+            raise InputError(f"--html {given.html} cannot be written: {error.strerror}; name another file") from None
+        sys.stdout.write(f"page: {given.html.resolve()}\n")
+    return 0
 
 
 def _audit(given: Namespace) -> int:
@@ -198,6 +220,8 @@ def _audit(given: Namespace) -> int:
 
     logs = read_logs(given.logs)
     violations = audit(logs)
+    for problem in [problem for log in logs for problem in log.problems if problem not in log.corrupt]:
+        sys.stdout.write(f"note: {problem}\n")  # a line an interrupted process tore; the rest is read
     for violation in violations:
         sys.stdout.write(f"{violation}\n")
     count = len(violations) or "no"

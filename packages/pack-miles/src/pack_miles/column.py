@@ -37,7 +37,13 @@ def pack_column(
     steps = []
     for block, (packing, count) in enumerate(zip(blocks, counts, strict=True)):
         first = block * options.step_samples
-        equal = equalize(packing, lengths[first : first + options.step_samples], count=count, method=options.equalize)
+        equal = equalize(
+            packing,
+            lengths[first : first + options.step_samples],
+            count=count,
+            method=options.equalize,
+            max_documents=options.max_documents,
+        )
         steps.append([[first + place for place in places] for places in equal])
     return steps
 

@@ -158,7 +158,7 @@ def _text(path: Path) -> str:
 def _table(path: str | Path, text: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of thousands of digits
         line = re.search(r"line (\d+)", str(error))
         number = line[1] if line else str(text.count("\n") + 1)
         raise InputError(f"{path}:{number}: not valid TOML: {error}") from None

@@ -23,10 +23,10 @@ INK, SOFT, EMPTY = "#222222", "#8A8A8A", "#ECECEC"
 GROUP_COLOURS = (
     (BLUE, "white"),
     (ORANGE, INK),
-    (GREEN, "white"),
+    (GREEN, INK),
     (PURPLE, INK),
     (SKY, INK),
-    (VERMILLION, "white"),
+    (VERMILLION, INK),
     (YELLOW, INK),
     ("#6A5ACD", "white"),
 )
@@ -258,7 +258,7 @@ def _legend(axes: Axes) -> None:
 
 def _count_axis(axes: Axes, x: Sequence[int], label: str) -> None:
     axes.set_xlabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if x:
         axes.set_xlim(x[0] - 0.6 - 0.01 * len(x), x[-1] + 0.6 + 0.01 * len(x))
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
-from pack_miles import checkpoint
+from pack_miles import standing
 from pack_miles.collectives import RankError, World
 from pack_miles.config import Config
 from pack_miles.errors import InputError
@@ -30,6 +30,9 @@ from pack_miles.trainer import Clocks, train_rank
 #: How long the other ranks get to say what they saw before they are stopped, in seconds.
 GRACE = 5.0
 
+#: The exit status of a mistake the user can mend.
+USER_MISTAKE = 2
+
 #: Errors that every rank raises alike, so that one of them may speak for all.
 SHARED = (RankError, DisagreementError, InputError)
 
@@ -37,11 +40,6 @@ SHARED = (RankError, DisagreementError, InputError)
 def launch(config: Config, *, debug: bool = False, environment: Mapping[str, str] = os.environ) -> int:
     """Train and return an exit status: 0 when every rank finished, 1 when any failed, 130 when interrupted."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        if int(environment["WORLD_SIZE"]) != config.run.ranks:
-            raise InputError(
-                f"the launcher started {environment['WORLD_SIZE']} ranks but run.ranks is {config.run.ranks}; "
-                "start as many, or set run.ranks"
-            )
         return run_rank(int(environment["RANK"]), config, "env://", debug)
     return spawn(config, debug)
 
@@ -52,15 +50,18 @@ def spawn(config: Config, debug: bool) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as meeting:
         arguments = (config, f"file://{meeting}/ranks", debug)
-        context = mp.start_processes(
+        context = start_processes(  # type: ignore[no-untyped-call]
             _spawned, args=arguments, nprocs=config.run.ranks, join=False, start_method="spawn"
         )
         assert context is not None
         try:
             while not context.join(timeout=1.0, grace_period=GRACE):
                 pass
-        except (mp.ProcessExitedException, mp.ProcessRaisedException):
-            _say(_ending([process.exitcode for process in context.processes], config))
+        except (ProcessExitedException, ProcessRaisedException):
+            statuses = [process.exitcode for process in context.processes]
+            if USER_MISTAKE in statuses:
+                return USER_MISTAKE  # the rank has said what to mend
+            _say(_ending(statuses, config))
             return 1
         except KeyboardInterrupt:
             _say("interrupted; all ranks are stopped")
@@ -95,18 +96,27 @@ def run_rank(rank: int, config: Config, meeting: str, debug: bool) -> int:
                 timeout=timedelta(seconds=config.run.timeout_seconds),
             )
         with Progress(config.miles.num_rollout, shown) as progress:
-            train_rank(config, world, Clocks(time.time, time.perf_counter), sink, progress)
+            train_rank(config, world, Clocks(time.time, time.perf_counter), sink, progress, _device(rank, config))
     except Exception as error:
         if debug:
             traceback.print_exc()
         if rank == 0 or not isinstance(error, SHARED):
             _say(f"rank {rank}: {error}")
-        return 2 if isinstance(error, InputError) else 1
+        return USER_MISTAKE if isinstance(error, InputError) else 1
     finally:
         sink.close()
         if size > 1 and dist.is_initialized():
             dist.destroy_process_group()
     return 0
+
+
+def _device(rank: int, config: Config) -> torch.device:
+    """Return where this rank's model lives: with nccl the GPU of its place on this machine, else the CPU."""
+    if config.run.backend != "nccl":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(device)
+    return device
 
 
 def _ending(statuses: list[int | None], config: Config) -> str:
@@ -119,7 +129,7 @@ def _ending(statuses: list[int | None], config: Config) -> str:
         told.append((status > 0, f"rank {rank} {what}"))
     # A killed rank is the cause; the others failed because it was gone.
     cause = [text for own, text in told if not own] or [text for _, text in told]
-    saved = checkpoint.latest(Path(config.output.root))
+    saved = standing.latest(Path(config.output.root))
     remedy = f"; the newest checkpoint is {saved}: go on with --run.resume true" if saved else ""
     return f"error: {', '.join(cause)}; the run is over and no rank is left{remedy}"
 
@@ -127,4 +137,3 @@ def _ending(statuses: list[int | None], config: Config) -> str:
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-

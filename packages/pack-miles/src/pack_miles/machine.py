@@ -58,8 +58,8 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> Machine:
 
 
 def holds_run(root: str) -> bool:
-    """Return whether a folder holds the events of a run."""
-    return any(Path(root).glob("training_contract_rank*.jsonl"))
+    """Return whether a folder holds events of a run; empty files are those of a start that came to nothing."""
+    return any(file.stat().st_size for file in Path(root).glob("training_contract_rank*.jsonl"))
 
 
 def writable(root: str) -> bool:

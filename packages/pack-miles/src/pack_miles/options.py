@@ -22,7 +22,7 @@ KINDS = {
 
 @attrs.frozen
 class Limits:
-    """The numbers an option accepts: `low` to `high`, without `low` itself when `above`, without `high` when `below`."""
+    """The numbers an option accepts: `low` to `high`, without `low` when `above`, without `high` when `below`."""
 
     low: float | None = None
     high: float | None = None
@@ -43,9 +43,9 @@ class Limits:
         """Return the limits in words: ` of at least 1`."""
         parts = []
         if self.low is not None:
-            parts.append(f"{'above' if self.above else 'of at least'} {self.low:g}")
+            parts.append(f"{'above' if self.above else 'of at least'} {self.low:,}")
         if self.high is not None:
-            parts.append(f"{'below' if self.below else 'at most'} {self.high:g}")
+            parts.append(f"{'below' if self.below else 'at most'} {self.high:,}")
         return " " + " and ".join(parts) if parts else ""
 
 
@@ -91,8 +91,8 @@ class Option:
             return None
         if not _fits(self.kind, value):
             raise ValueError(f"must be {self.allowed}; got {spell(value)} ({type(value).__name__})")
-        if self.kind is float and not math.isfinite(value):
-            raise ValueError(f"must be finite, {self.allowed}; got {value}")
+        if self.kind is float and not _finite(value):
+            raise ValueError(f"must be finite, {self.allowed}; got {spell(value)[:40]}")
         if (self.choices and value not in self.choices) or (self.kind is str and not value):
             raise ValueError(f"must be {self.allowed}; got {spell(value)}")
         if self.kind in (int, float) and not self.limits.admit(value):
@@ -114,6 +114,13 @@ def _fits(kind: type, value: Any) -> bool:
     if kind is tuple:
         return _distinct(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _distinct(value: Any) -> TypeGuard[list[int]]:

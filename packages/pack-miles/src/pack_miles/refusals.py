@@ -1,11 +1,13 @@
 """The table of everything that is refused: what the configuration shows, and what only the machine shows."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from pack_miles.combinations import COMBINATIONS, small
 from pack_miles.config import Config
 from pack_miles.machine import ATTENTION_FUNCTIONS, Machine, holds_run, probe, writable
 from pack_miles.refusal import Refusal, refuse_all
+from pack_miles.standing import Standing, latest, read
 
 #: What a flash backend needs of the device.
 FLASH = {
@@ -143,3 +145,28 @@ def _start_rows(machine: Machine) -> Iterator[Refusal]:
         lambda c: "set run.resume = false to start one, or name the folder of the run",
         scope="machine",
     )
+    yield Refusal(
+        "resume-ranks",
+        lambda c: c.run.resume and (saved := _saved(c)) is not None and saved.world_size != c.run.ranks,
+        lambda c: (
+            f"run.ranks = {c.run.ranks}, but the newest checkpoint of output.root = {c.output.root!r} was written by "
+            f"{getattr(_saved(c), 'world_size', None)} ranks"
+        ),
+        lambda c: "resume with as many ranks as the run was started with",
+        scope="machine",
+    )
+    yield Refusal(
+        "resume-configuration",
+        lambda c: c.run.resume and (saved := _saved(c)) is not None and saved.configuration != c.digest,
+        lambda c: (
+            f"the newest checkpoint of output.root = {c.output.root!r} was written under configuration "
+            f"{getattr(_saved(c), 'configuration', None)}, this one is {c.digest}"
+        ),
+        lambda c: "resume with the options the run was started with (its run_started event holds them), or start anew",
+        scope="machine",
+    )
+
+
+def _saved(config: Config) -> Standing | None:
+    newest = latest(Path(config.output.root))
+    return read(newest) if newest else None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pack_miles.summary import Report, RunSummary, summarize
 
@@ -24,8 +25,8 @@ def key_figures(run: RunSummary) -> list[tuple[str, str]]:
         ("largest pack", _largest(run)),
         ("time", _time(run)),
         ("training throughput", _throughput(run)),
-        ("log-prob difference, trainer against rollout", _differences(run.log_prob_mean, run.log_prob_max)),
-        ("log-prob difference, scoring against training", _checked(run)),
+        ("log-probs, trainer against rollout", _differences(run.log_prob_mean, run.log_prob_max)),
+        ("log-probs, scoring against training", _checked(run)),
         ("run", _shape(run)),
         ("status", run.status),
     ]
@@ -36,10 +37,10 @@ def print_report(report: Report, console: Console) -> None:
     table = Table(title="packed training runs" if len(report.runs) > 1 else None, title_justify="left")
     table.add_column("", style="bold")
     for run in report.runs:
-        table.add_column(run.name, overflow="fold")
+        table.add_column(Text(run.name), overflow="fold")
     columns = [key_figures(run) for run in report.runs]
     for row in zip(*columns, strict=True):
-        table.add_row(row[0][0], *(text for _, text in row))
+        table.add_row(row[0][0], *(Text(text) for _, text in row))
     console.print(table)
     console.print(COUNT_NOTE, style="dim")
     for run in report.runs:
@@ -95,14 +96,17 @@ def _throughput(run: RunSummary) -> str:
 
 
 def _differences(mean: float | None, largest: float | None) -> str:
-    parts = [f"{name} {value:.2g}" for name, value in (("mean", mean), ("largest", largest)) if value is not None]
+    parts = [
+        f"{name} {value:.2g}" for name, value in (("mean difference", mean), ("largest", largest)) if value is not None
+    ]
     return ", ".join(parts) or "none recorded"
 
 
 def _checked(run: RunSummary) -> str:
     if not run.checks:
         return "no check recorded"
-    return f"{_differences(run.check_mean, run.check_max)} in {run.checks} checks (limit {run.check_tolerance:g})"
+    checks = "1 check" if run.checks == 1 else f"{run.checks:,} checks"
+    return f"{_differences(run.check_mean, run.check_max)} in {checks} (limit {run.check_tolerance:g})"
 
 
 def _shape(run: RunSummary) -> str:

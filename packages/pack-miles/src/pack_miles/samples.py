@@ -236,7 +236,7 @@ def _decode(line: bytes, where: str) -> RolloutRow:
         return DECODER.decode(line)
     except msgspec.ValidationError as error:
         raise InputError(f"{where}: {error}; see the field names and types of MILES' samples") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "write one JSON object a line"
         if not line.endswith(b"\n"):
             hint = "the file ends inside it and may be truncated; copy it again"

@@ -57,7 +57,7 @@ def sample(
         ids = torch.tensor([token for i in active for token in sequences[i]])
         output = model(PackedBatch(input_ids=ids, doc_lens=lengths))
         ends = torch.tensor(lengths).cumsum(0)
-        scores = torch.log_softmax(model.logits(output.hidden[ends - 1]).float() / temperature, dim=-1)
+        scores = torch.log_softmax(model.logits(output.hidden[ends - 1]) / temperature, dim=-1)
         chosen = torch.multinomial(scores.exp(), 1, generator=generator)
         chances = scores.gather(1, chosen)[:, 0].tolist()
         for place, i in enumerate(active):

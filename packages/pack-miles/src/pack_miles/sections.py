@@ -6,6 +6,9 @@ import attrs
 
 from pack_miles.options import Option, Section, option, options_of
 
+#: The largest seed: sums of it and a few million steps still fit 63 bits.
+SEEDS = 2**62
+
 
 @attrs.frozen
 class Model(Section):
@@ -38,7 +41,7 @@ class Data(Section):
 
     task: str | None = option(None, help="embedded verifiable task of the small model")
     prompt_data: str | None = option(None, path=True, help="MILES prompt file (JSON lines)")
-    seed: int = option(17, low=0, help="seed of the prompts and the sampling")
+    seed: int = option(17, low=0, high=SEEDS, help="seed of the prompts and the sampling")
 
 
 @attrs.frozen
@@ -88,7 +91,7 @@ class Miles(Section):
     )
     rollout_batch_size: int = option(8, also="inference", low=1, help="prompts of one collection")
     n_samples_per_prompt: int = option(8, also="inference", low=1, help="samples of one prompt (a GRPO group)")
-    num_rollout: int = option(100, also="trainer", low=1, help="collections of the run")
+    num_rollout: int = option(100, also="trainer", low=1, alike=True, help="collections of the run")
     rollout_max_prompt_len: int | None = option(None, also="inference", low=1, help="tokens of a prompt at most")
     rollout_max_response_len: int = option(4096, also="inference", low=1, help="tokens of a response at most")
     rollout_max_context_len: int | None = option(
@@ -134,11 +137,13 @@ class Run(Section):
 
     ranks: int = option(1, low=1, help="processes that train")
     backend: Literal["gloo", "nccl"] = option("gloo", help="collectives: gloo on CPU, nccl on GPUs")
-    seed: int = option(17, low=0, help="seed of the parameters")
+    seed: int = option(17, low=0, high=SEEDS, help="seed of the parameters")
     checkpoint_every: int = option(0, low=0, alike=True, help="collections between checkpoints; 0: none")
     checkpoint_keep: int = option(2, low=1, alike=True, help="newest checkpoints kept")
     resume: bool = option(False, alike=True, help="go on from the newest checkpoint of output.root")
-    timeout_seconds: float = option(120.0, low=0, above=True, help="wait of a rank for the others before it gives up")
+    timeout_seconds: float = option(
+        120.0, low=0, above=True, alike=True, help="wait of a rank for the others before it gives up"
+    )
     threads_per_rank: int = option(1, low=1, help="CPU threads of one rank")
     save_rollouts: bool = option(False, alike=True, help="write each collection as a rollouts file")
 

@@ -1,6 +1,6 @@
 """One rank of a run, from its first collection to its last: sample, reward, plan, train, write down.
 
-    sampled rollouts ──► the collection ──► plan ──► this rank's column ──► actor ──► events
+sampled rollouts ──► the collection ──► plan ──► this rank's column ──► actor ──► events
 """
 
 import statistics
@@ -24,15 +24,16 @@ from pack_torch import (
     load_full_state,
 )
 
-from pack_miles import checkpoint, events
+from pack_miles import checkpoint, events, standing
 from pack_miles.actor import Actor
 from pack_miles.collectives import World
 from pack_miles.config import Config
 from pack_miles.progress import Progress
-from pack_miles.sampling import sample
 from pack_miles.samples import RolloutRow, write_rows
+from pack_miles.sampling import sample
 from pack_miles.scoring_pass import decide
 from pack_miles.sink import ContractSink
+from pack_miles.standing import Standing
 from pack_miles.tasks import TASKS, Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -46,10 +47,12 @@ class Clocks:
     tick: Callable[[], float]
 
 
-def train_rank(config: Config, world: World, clocks: Clocks, sink: ContractSink, progress: Progress) -> None:
+def train_rank(
+    config: Config, world: World, clocks: Clocks, sink: ContractSink, progress: Progress, device: torch.device
+) -> None:
     """Run one rank to the end of the configured collections; every rank of the world must call it."""
     task = TASKS[str(config.data.task)]
-    actor, policy = build(config, task, world, sink, clocks.tick)
+    actor, policy = build(config, task, world, sink, clocks.tick, device)
     try:
         _train(config, task, actor, policy, clocks, progress)
     except Exception as error:
@@ -58,9 +61,7 @@ def train_rank(config: Config, world: World, clocks: Clocks, sink: ContractSink,
         raise
 
 
-def _train(
-    config: Config, task: Task, actor: Actor, policy: SmallModel, clocks: Clocks, progress: Progress
-) -> None:
+def _train(config: Config, task: Task, actor: Actor, policy: SmallModel, clocks: Clocks, progress: Progress) -> None:
     begin, world = clocks.tick(), actor.world
     first = _resume(config, actor) if config.run.resume else 0
     actor.sink.write(_started(config, world, actor, clocks))
@@ -87,7 +88,7 @@ def _train(
 
 
 def build(
-    config: Config, task: Task, world: World, sink: ContractSink, tick: Callable[[], float]
+    config: Config, task: Task, world: World, sink: ContractSink, tick: Callable[[], float], device: torch.device
 ) -> tuple[Actor, SmallModel]:
     """Return the actor of this rank and the policy it samples from, which holds every expert."""
     shape = ModelConfig(
@@ -99,7 +100,7 @@ def build(
         moe_intermediate_size=config.model.moe_intermediate_size,
         n_routed_experts=config.model.n_routed_experts,
         num_experts_per_tok=config.model.num_experts_per_tok,
-        dense_layers_indices=tuple(config.model.dense_layers_indices),
+        dense_layers_indices=config.model.dense_layers_indices,
         dropout=config.model.dropout,
     )
     dtype = DTYPES[config.model.dtype]
@@ -115,7 +116,7 @@ def build(
         attention=config.core.attention_backend,
         recompute=config.core.activation_checkpointing,
         expert_group=groups.expert,
-    )
+    ).to(device)
     miles = config.miles
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -124,8 +125,8 @@ def build(
         eps=miles.adam_eps,
         weight_decay=miles.weight_decay,
     )
-    reference = whole() if miles.kl_coef else None
-    actor = Actor(config, model, reference, optimizer, groups, world, sink, tick, decide(config))
+    reference = whole().to(device) if miles.kl_coef else None
+    actor = Actor(config, model, reference, optimizer, groups, world, sink, tick, decide(config), device)
     return actor, whole()
 
 
@@ -165,9 +166,7 @@ def _collect(
     return collection
 
 
-def _sample_rows(
-    config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel
-) -> list[RolloutRow]:
+def _sample_rows(config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel) -> list[RolloutRow]:
     """Return this rank's share of the collection: every prompt group whole, groups dealt out in turn."""
     miles, world = config.miles, actor.world
     groups = range(rollout_id * miles.rollout_batch_size, (rollout_id + 1) * miles.rollout_batch_size)
@@ -248,31 +247,29 @@ def _own_packs(chosen: Plan, world: World) -> list[list[list[int]]]:
 
 def _resume(config: Config, actor: Actor) -> int:
     """Bring the actor to where the newest checkpoint stands and return how many collections are done."""
-    path = checkpoint.latest(Path(config.output.root))
+    path = standing.latest(Path(config.output.root))
     if path is None:
         return 0
-    position, state = actor.world.agreed(lambda: checkpoint.load(path, config.digest, actor.world))
+    state = checkpoint.load(path, actor.world)
     actor.model.load_state_dict(state["model"])
     actor.optimizer.load_state_dict(state["optimizer"])
-    actor.completed_steps = position.completed_steps
-    return position.rollouts
+    where = standing.read(path)
+    actor.completed_steps = where.completed_steps
+    return where.rollouts
 
 
 def _save(config: Config, actor: Actor, done: int, clocks: Clocks) -> None:
-    begin = clocks.tick()
-    path = checkpoint.save(
-        Path(config.output.root),
-        checkpoint.Position(done, actor.completed_steps),
-        {"model": actor.model.state_dict(), "optimizer": actor.optimizer.state_dict()},
-        config.digest,
-        config.run.checkpoint_keep,
-        actor.world,
+    begin, world = clocks.tick(), actor.world
+    where = Standing(
+        rollouts=done,
+        completed_steps=actor.completed_steps,
+        world_size=world.size,
+        configuration=config.digest,
     )
-    actor.sink.write(
-        events.Checkpoint(
-            rank=actor.world.rank, step=actor.completed_steps, path=str(path), seconds=clocks.tick() - begin
-        )
-    )
+    state = {"model": actor.model.state_dict(), "optimizer": actor.optimizer.state_dict()}
+    path = checkpoint.save(Path(config.output.root), where, state, config.run.checkpoint_keep, world)
+    seconds = clocks.tick() - begin
+    actor.sink.write(events.Checkpoint(rank=world.rank, step=actor.completed_steps, path=str(path), seconds=seconds))
 
 
 def _started(config: Config, world: World, actor: Actor, clocks: Clocks) -> events.Event:

@@ -145,6 +145,13 @@ class PackedBatch:
         inverse = torch.argsort(rows)
         return LengthOrder(rows.to(self.input_ids.device), inverse.to(self.input_ids.device), groups)
 
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """Return the batch with tokens and routes on a device; all that is derived follows them there."""
+        if self.input_ids.device == torch.device(device):
+            return self
+        routes = None if self.routes is None else self.routes.to(device)
+        return attrs.evolve(self, input_ids=self.input_ids.to(device), routes=routes)
+
     def name(self, document: int) -> str:
         """Return how an error calls a document: by its sample's id, or by its place when there is none."""
         if document < len(self.rollouts):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
+
+
+def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(layers)
 
 
 @attrs.frozen
@@ -25,7 +31,7 @@ class ModelConfig:
     moe_intermediate_size: int
     n_routed_experts: int
     num_experts_per_tok: int
-    dense_layers_indices: tuple[int, ...] = attrs.field(default=(0,), converter=tuple)
+    dense_layers_indices: tuple[int, ...] = attrs.field(default=(0,), converter=_as_tuple)
     dropout: float = 0.0
     rope_theta: float = 10000.0
 

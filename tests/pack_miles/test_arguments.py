@@ -1,0 +1,146 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pack_miles.arguments import core_options, miles_arguments, miles_options
+from pack_miles.scoring_pass import ScoringPass, decide
+from support.miles_config import NODE, SMALL, make_config
+
+
+def parsed(arguments: list[str]) -> dict[str, str | None]:
+    """Return flags and values of an argument vector, read without the code that wrote it."""
+    read: dict[str, str | None] = {}
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag = argument
+            assert flag not in read
+            read[flag] = None
+        else:
+            assert read[flag] is None
+            read[flag] = argument
+    return read
+
+
+def test_the_arguments_of_a_node(tmp_path: Path) -> None:
+    replay = {"miles__use_rollout_routing_replay": True, "miles__use_miles_router": True}
+
+    flags = parsed(miles_arguments(make_config(tmp_path, NODE, **replay)))
+
+    core = json.loads(flags.pop("--olmo-core-config") or "")
+    assert core["sequence_packing"] is True
+    assert core["packing_max_tokens"] == 6144
+    assert core["attention_backend"] == "flash_4"
+    assert flags == {
+        "--train-backend": "olmo_core",
+        "--actor-num-nodes": "1",
+        "--actor-num-gpus-per-node": "8",
+        "--no-offload-train": None,
+        "--data-pad-size-multiplier": "1",
+        "--seed": "17",
+        "--rollout-seed": "17",
+        "--save": str(tmp_path / "out"),
+        "--hf-checkpoint": "org/model",
+        "--prompt-data": str(tmp_path / "prompts.jsonl"),
+        "--micro-batch-size": "1",
+        "--global-batch-size": "64",
+        "--rollout-batch-size": "8",
+        "--n-samples-per-prompt": "8",
+        "--num-rollout": "100",
+        "--rollout-max-prompt-len": "2048",
+        "--rollout-max-response-len": "4096",
+        "--rollout-max-context-len": "6144",
+        "--rollout-temperature": "1.0",
+        "--use-rollout-routing-replay": None,
+        "--use-miles-router": None,
+        "--kl-coef": "0.0",
+        "--calculate-per-token-loss": None,
+        "--disable-grpo-std-normalization": None,
+        "--qkv-format": "thd",
+        "--eps-clip": "0.2",
+        "--eps-clip-high": "0.28",
+        "--optimizer": "adam",
+        "--lr": "1e-06",
+        "--adam-beta1": "0.9",
+        "--adam-beta2": "0.95",
+        "--adam-eps": "1e-08",
+        "--weight-decay": "0.0",
+        "--clip-grad": "1.0",
+    }
+
+
+def test_switches_that_are_off_emit_nothing_but_the_one_spelt_by_what_it_turns_off(tmp_path: Path) -> None:
+    off = parsed(miles_arguments(make_config(tmp_path, miles__calculate_per_token_loss=False)))
+    on = parsed(miles_arguments(make_config(tmp_path, miles__grpo_std_normalization=True)))
+
+    assert "--calculate-per-token-loss" not in off
+    assert "--disable-grpo-std-normalization" in off
+    assert "--disable-grpo-std-normalization" not in on
+    assert "--grpo-std-normalization" not in on
+
+
+def test_turning_packing_off_changes_the_layout(tmp_path: Path) -> None:
+    config = make_config(tmp_path, core__sequence_packing=False, core__packing_max_tokens=None)
+
+    assert parsed(miles_arguments(config))["--qkv-format"] == "bshd"
+    assert core_options(config)["packing_max_tokens"] is None
+
+
+@pytest.mark.parametrize("base", [SMALL, NODE], ids=["small", "node"])
+def test_raising_the_packing_limit_leaves_every_rollout_option_as_it_was(tmp_path: Path, base: dict[str, Any]) -> None:
+    limit = base["core.max_sequence_length"]
+    tight = parsed(miles_arguments(make_config(tmp_path, base, core__packing_max_tokens=limit)))
+    wide = parsed(miles_arguments(make_config(tmp_path, base, core__packing_max_tokens=4 * limit)))
+
+    before, after = (json.loads(flags.pop("--olmo-core-config") or "") for flags in (tight, wide))
+
+    assert tight == wide
+    assert (before.pop("packing_max_tokens"), after.pop("packing_max_tokens")) == (limit, 4 * limit)
+    assert before == after
+
+
+def test_the_checkpoint_goes_where_its_format_says(tmp_path: Path) -> None:
+    core = parsed(miles_arguments(make_config(tmp_path, NODE, model__format="olmo_core")))
+
+    assert core["--load"] == "org/model"
+    assert "--hf-checkpoint" not in core
+    assert miles_options(make_config(tmp_path))["hf_checkpoint"] is None
+
+
+def test_core_options_hold_the_names_of_the_trainer_and_ours_only_when_set(tmp_path: Path) -> None:
+    own = make_config(tmp_path, core__scoring_check_max_tolerance=0.01)
+
+    assert "scoring_check_max_tolerance" not in core_options(make_config(tmp_path))
+    assert core_options(own)["scoring_check_max_tolerance"] == 0.01
+
+
+ONE_STEP = {"miles.rollout_batch_size": 4, "miles.n_samples_per_prompt": 4, "miles.global_batch_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("settings", "standalone", "reason", "steps"),
+    [
+        ({}, False, "the training forward at unchanged weights", 1),
+        ({"miles.global_batch_size": 8}, True, "2 optimizer steps", 2),
+        ({"miles.rollout_batch_size": 16}, True, "4 optimizer steps", 4),
+        ({"miles.kl_coef": 0.01}, True, "kl_coef", 1),
+        ({"model.dropout": 0.1}, True, "stochastic model configuration: dropout", 1),
+        ({"miles.use_rollout_logprobs": True}, False, "rollout log-probabilities", 1),
+        ({"core.scoring_pass_required": True}, True, "core.scoring_pass_required", 1),
+        # The first that holds gives the reason.
+        ({"core.scoring_pass_required": True, "miles.kl_coef": 0.01}, True, "core.scoring_pass_required", 1),
+        ({"miles.global_batch_size": 8, "miles.kl_coef": 0.01}, True, "2 optimizer steps", 2),
+        ({"miles.kl_coef": 0.01, "model.dropout": 0.1}, True, "kl_coef", 1),
+        ({"model.dropout": 0.1, "miles.use_rollout_logprobs": True}, True, "dropout", 1),
+    ],
+)
+def test_the_scoring_pass_is_decided_by_the_first_condition_that_holds(
+    tmp_path: Path, settings: dict[str, Any], standalone: bool, reason: str, steps: int
+) -> None:
+    decision = decide(make_config(tmp_path, SMALL | ONE_STEP | settings))
+
+    assert isinstance(decision, ScoringPass)
+    assert decision.standalone is standalone
+    assert reason in decision.reason
+    assert decision.optimizer_steps_per_collection == steps

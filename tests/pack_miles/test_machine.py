@@ -1,0 +1,216 @@
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from pack_miles.config import Config
+from pack_miles.errors import InputError
+from pack_miles.machine import Machine, holds_run, probe, writable
+from pack_miles.refusals import machine_refusals, refuse_machine
+from pack_miles.standing import Standing, write
+from support.miles_config import NODE, SMALL, make_config
+
+#: A machine on which the run of `NODE` lacks nothing.
+BLACKWELL = Machine(cuda_devices=8, capability=(10, 0), attention=frozenset(["flash_4"]))
+
+
+def changed(folder: Path, base: dict[str, Any], options: dict[str, Any]) -> Config:
+    return make_config(folder, base | options)
+
+
+def told_here(config: Config, machine: Machine) -> tuple[str, ...]:
+    with pytest.raises(InputError) as caught:
+        refuse_machine(config, machine)
+    return caught.value.problems
+
+
+def test_a_machine_that_has_everything_passes(tmp_path: Path) -> None:
+    refuse_machine(changed(tmp_path, SMALL, {}), Machine())
+
+
+MACHINE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Machine, str, dict[str, Any], Machine]] = {
+    "torch": (SMALL, {}, Machine(torch_error="ImportError: no"), "cannot be imported (ImportError: no)", {}, Machine()),
+    "nccl-devices": (
+        SMALL,
+        {"run.backend": "nccl"},
+        Machine(cuda_devices=3),
+        "needs a CUDA device for each of 4 ranks; here are 3",
+        {"run.backend": "nccl"},
+        Machine(cuda_devices=4),
+    ),
+    "flash-device": (
+        NODE,
+        {},
+        attrs.evolve(BLACKWELL, capability=(9, 0)),
+        "core.attention_backend = 'flash_4' needs compute capability 10.0 to 12.0; here is compute capability 9.0",
+        {},
+        BLACKWELL,
+    ),
+    "attention-function": (
+        NODE,
+        {},
+        attrs.evolve(BLACKWELL, attention=frozenset()),
+        "needs flash_attn.cute.flash_attn_varlen_func, which cannot be imported",
+        {},
+        BLACKWELL,
+    ),
+    "train-format": (NODE, {}, BLACKWELL, "model.format = 'hf' cannot be trained by this release", {}, BLACKWELL),
+    "world-size": (
+        SMALL,
+        {},
+        Machine(rank=0, world=2),
+        "run.ranks = 4, but the launcher started 2 processes",
+        {},
+        Machine(rank=0, world=4),
+    ),
+    "output-writable": (SMALL, {"output.root": "run.toml/x"}, Machine(), "cannot be written", {}, Machine()),
+    "output-used": (
+        SMALL,
+        {"output.root": "used"},
+        Machine(),
+        "already holds a run",
+        {"output.root": "used", "run.resume": True},
+        Machine(),
+    ),
+    "resume-nothing": (
+        SMALL,
+        {"run.resume": True},
+        Machine(),
+        "run.resume = true, but output.root",
+        {"output.root": "used", "run.resume": True},
+        Machine(),
+    ),
+    "resume-ranks": (
+        SMALL,
+        {"output.root": "saved", "run.resume": True, "run.ranks": 2},
+        Machine(),
+        "was written by 4 ranks",
+        {"output.root": "saved", "run.resume": True},
+        Machine(),
+    ),
+    "resume-configuration": (
+        SMALL,
+        {"output.root": "saved", "run.resume": True, "miles.lr": 0.5},
+        Machine(),
+        "was written under configuration",
+        {"output.root": "saved", "run.resume": True, "miles.num_rollout": 7},
+        Machine(),
+    ),
+}
+
+
+def leave_runs(folder: Path) -> None:
+    """Leave two runs in a folder: `used` without a checkpoint, `saved` with one of `SMALL` on its four ranks."""
+    for name in ("used", "saved"):
+        (folder / name).mkdir()
+        (folder / name / "training_contract_rank0.jsonl").write_text("{}\n")
+    saved = folder / "saved" / "checkpoints" / "collection_000002"
+    saved.mkdir(parents=True)
+    digest = changed(folder, SMALL, {}).digest
+    write(saved, Standing(rollouts=2, completed_steps=4, world_size=4, configuration=digest))
+
+
+def test_every_row_of_scope_machine_has_a_case() -> None:
+    rows = machine_refusals(Machine())
+
+    assert set(MACHINE_CASES) == {row.code for row in rows}
+    assert {row.scope for row in rows} == {"machine"}
+
+
+@pytest.mark.parametrize("code", MACHINE_CASES)
+def test_a_machine_row_applies_and_its_good_neighbour_passes(tmp_path: Path, code: str) -> None:
+    base, bad, bad_machine, words, good, good_machine = MACHINE_CASES[code]
+    leave_runs(tmp_path)
+
+    problems = told_here(changed(tmp_path, base, bad), bad_machine)
+    neighbour = changed(tmp_path, SMALL if code == "train-format" else base, good)
+    left = [row.code for row in machine_refusals(good_machine) if row.applies(neighbour)]
+
+    assert any(words in problem for problem in problems), problems
+    # Nothing but the small model trains, so what a checkpoint needs of a machine never comes alone.
+    assert left == ([] if neighbour.model.format == "small" else ["train-format"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "fits"),
+    [
+        ("flash_2", (7, 5), True),
+        ("flash_2", None, False),
+        ("flash_3", (9, 0), True),
+        ("flash_3", (10, 0), False),
+        ("flash_3", (8, 9), False),
+        ("flash_4", (9, 0), False),
+        ("flash_4", (10, 0), True),
+        ("flash_4", (12, 0), True),
+        ("flash_4", (12, 1), False),
+    ],
+)
+def test_flash_backends_need_their_compute_capability(
+    tmp_path: Path, backend: str, capability: tuple[int, int] | None, fits: bool
+) -> None:
+    machine = Machine(cuda_devices=8 if capability else 0, capability=capability, attention=frozenset([backend]))
+    config = changed(tmp_path, NODE, {"core.attention_backend": backend})
+
+    applying = [row.code for row in machine_refusals(machine) if row.applies(config)]
+
+    assert ("flash-device" not in applying) == fits
+
+
+def test_a_launcher_of_several_nodes_needs_devices_for_its_own_ranks_only(tmp_path: Path) -> None:
+    config = changed(tmp_path, SMALL, {"run.backend": "nccl"})
+
+    refuse_machine(config, Machine(cuda_devices=2, rank=0, world=4, local_ranks=2))
+
+
+def test_only_the_first_rank_judges_the_output_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "training_contract_rank0.jsonl").write_text("{}\n")
+    config = changed(tmp_path, SMALL, {})
+
+    refuse_machine(config, Machine(rank=1, world=4))
+    assert "already holds a run" in told_here(config, Machine(rank=0, world=4))[0]
+
+
+def test_the_probe_reads_what_a_launcher_announces(tmp_path: Path) -> None:
+    machine = probe(changed(tmp_path, SMALL, {}), {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+
+    assert (machine.rank, machine.world, machine.local_ranks) == (1, 4, 2)
+    assert machine.torch_error == ""
+
+
+def test_the_probe_says_why_torch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    machine = probe(changed(tmp_path, SMALL, {}), {})
+
+    assert "torch" in machine.torch_error
+    assert [row.code for row in machine_refusals(machine) if row.applies(changed(tmp_path, SMALL, {}))] == ["torch"]
+
+
+def test_a_package_without_its_function_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder called like the package imports, as a namespace; the function decides."""
+    (tmp_path / "flash_attn").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    config = changed(tmp_path, NODE, {"core.attention_backend": "flash_2"})
+
+    assert probe(config, {}).attention == frozenset()
+
+    (tmp_path / "flash_attn" / "__init__.py").write_text("def flash_attn_varlen_func(): ...\n")
+    monkeypatch.delitem(sys.modules, "flash_attn")
+    importlib.invalidate_caches()
+    assert probe(config, {}).attention == {"flash_2"}
+    monkeypatch.delitem(sys.modules, "flash_attn")
+
+
+def test_a_start_that_wrote_no_event_does_not_use_up_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "training_contract_rank0.jsonl").write_text("")
+
+    assert not holds_run(str(tmp_path))
+
+
+def test_looking_at_the_output_folder_writes_nothing(tmp_path: Path) -> None:
+    assert writable(str(tmp_path / "a" / "b" / "c"))
+    assert not holds_run(str(tmp_path / "a"))
+    assert list(tmp_path.iterdir()) == []
