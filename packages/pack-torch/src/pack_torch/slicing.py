@@ -97,6 +97,14 @@ def response_log_probs(model: ScoringModel, batch: PackedBatch, *, temperature: 
 
     Returns:
         `[S]`, samples in the row's order; `batch.split` cuts it per sample.
+
+    >>> from types import SimpleNamespace
+    >>> class Uniform:  # any callable with a head will do; this one finds four tokens equally likely
+    ...     def __call__(self, batch): return SimpleNamespace(hidden=torch.zeros(batch.tokens, 1))
+    ...     def logits(self, hidden): return hidden.expand(-1, 4)
+    >>> from pack_torch import Rollout, build_batch
+    >>> response_log_probs(Uniform(), build_batch([Rollout("a", [1, 2, 3], 2)], [0])).exp().tolist()
+    [0.25, 0.25]
     """
     rows = scored_rows(batch.doc_lens, batch.response_lens).to(batch.input_ids.device)
     hidden: Tensor = model(batch).hidden

@@ -66,6 +66,9 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
 
     Returns:
         Name to tensor; expert weights are `[experts of the layer, ...]`.
+
+    >>> full_state(nn.Linear(2, 3, bias=False))["weight"].shape
+    torch.Size([3, 2])
     """
     owners = _owners(model)
     return {name: gather(parameter.detach(), owners.get(name)) for name, parameter in model.named_parameters()}
@@ -97,6 +100,14 @@ def load_full_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Raises:
         ValueError: a name is missing or unknown, or a shape differs; names it.
+
+    >>> from pack_torch import ModelConfig, SmallModel
+    >>> sizes = ModelConfig(8, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+    ...                     moe_intermediate_size=4, n_routed_experts=4, num_experts_per_tok=2)
+    >>> first, second = SmallModel(sizes, seed=0), SmallModel(sizes, seed=1)
+    >>> load_full_state(second, full_state(first))
+    >>> torch.equal(first.embedding, second.embedding)
+    True
     """
     parameters = dict(model.named_parameters())
     owners = _owners(model)

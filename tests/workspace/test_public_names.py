@@ -1,0 +1,50 @@
+"""The public names of the packages, pinned: adding or taking away one is a decision, not an accident."""
+
+import inspect
+
+import pack_core
+import pack_miles
+import pack_torch
+import pytest
+
+PACK_CORE = """
+    Bounds CountError LengthError Lengths PackError Packing Plan RecordError Sample Schedule Topology TopologyError Work
+    as_lengths bounds decode digest encode equalize pack plan rebuild record samples_of schedule verify work
+"""
+
+PACK_TORCH = """
+    AttentionBackend Groups ModelConfig ModelOutput Normalization PackedBatch PolicyLoss Rollout SmallModel
+    build_batch build_groups check_routes clip_gradients document_causal_mask full_gradients full_state get_attention
+    gradient_norm grpo_advantages load_full_state normalization pack_routes policy_loss reduce_gradients
+    response_log_probs scored_rows scored_targets target_log_probs
+"""
+
+PACK_MILES = """
+    Config Forecast InputError RolloutRow ScoringPass decide forecast load_config read_rows refuse refuse_machine
+    to_samples write_rows
+"""
+
+#: Errors, values that others return (their example is there), and what acts on gradients.
+WITHOUT_EXAMPLE = """
+    CountError LengthError PackError RecordError TopologyError
+    AttentionBackend Bounds Groups ModelOutput Plan PolicyLoss Work
+    clip_gradients full_gradients gradient_norm reduce_gradients
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "names"), [(pack_core, PACK_CORE), (pack_torch, PACK_TORCH), (pack_miles, PACK_MILES)]
+)
+def test_public_names_are_these_and_all_of_them_are_there(package: object, names: str) -> None:
+    assert sorted(package.__all__) == sorted(names.split())
+    assert all(hasattr(package, name) for name in package.__all__)
+
+
+@pytest.mark.parametrize("package", [pack_core, pack_torch])
+def test_every_public_name_is_documented_with_an_example(package: object) -> None:
+    for name in package.__all__:
+        if name == "Lengths":
+            continue  # a type alias, which cannot carry a text of its own
+        text = inspect.getdoc(getattr(package, name)) or ""
+        assert text, name
+        assert ">>>" in text or name in WITHOUT_EXAMPLE.split(), name
