@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--quick]
 
-Every result is checked before it is timed. It reports medians and spreads of one run on one machine, and never fails on an
-absolute time.
+Every result is checked before it is timed. It reports medians and spreads of one run on one machine, and never fails
+on an absolute time.
 """
 
 import argparse

@@ -227,7 +227,8 @@ class Actor:
         local = normalization(own)
         totals = self.world.total([local.samples, local.active_tokens, local.model_tokens])
         counts = Normalization(*(int(total) for total in totals))
-        counts.denominator(self.config.reduction)  # a step without one active token is an error on every rank
+        # A step without one active token is an error on every rank: they all hold the same counts.
+        self.world.agreed(lambda: counts.denominator(self.config.reduction))
         return counts
 
     def _backward(

@@ -44,8 +44,7 @@ class World:
             if self.size == 1:
                 raise
         if self.largest([error is not None])[0]:
-            errors = self.gather(error)
-            raise RankError("\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors) if text))
+            raise RankError(_tell(self.gather(error)))
         return result  # type: ignore[return-value]  # no rank failed, so this one has a result
 
     def same(self, facts: Mapping[str, int | str]) -> None:
@@ -99,6 +98,12 @@ class World:
     def barrier(self) -> None:
         """Wait until every rank has come this far."""
         self.largest([0])
+
+
+def _tell(errors: Sequence[str | None]) -> str:
+    if len(set(errors)) == 1:
+        return f"all ranks: {errors[0]}"
+    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors) if text)
 
 
 def _fingerprint(text: str) -> int:
