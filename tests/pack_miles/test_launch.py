@@ -97,6 +97,16 @@ def test_ranks_started_apart_fail_by_themselves_when_one_is_killed(tmp_path: Pat
     assert events(tmp_path / "out", 0)[-1]["event"] == "run_failed"
 
 
+def test_a_rank_that_stands_still_ends_the_run_when_its_time_is_over(tmp_path: Path) -> None:
+    with started(command("train", str(write_toml(tmp_path, LONG | {"run.timeout_seconds": 4.0})))) as process:
+        wait_for(lambda: checkpoints(tmp_path, 1), "the first checkpoint")
+        everyone = children(process.pid)
+        os.kill(rank_processes(process.pid)[1], signal.SIGSTOP)
+        process.communicate(timeout=4.0 + SECONDS)
+        assert process.returncode == 1
+        wait_for(lambda: not any(alive(pid) for pid in everyone), "the end of every process", 5.0)
+
+
 def test_ranks_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     with started(command("train", str(write_toml(tmp_path, LONG)))) as process:
         wait_for(lambda: checkpoints(tmp_path, 1), "the first checkpoint")

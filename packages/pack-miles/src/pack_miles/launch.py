@@ -4,19 +4,22 @@ Under torchrun (or anything else that sets RANK and WORLD_SIZE) this process is 
 all on this machine and watches.
 """
 
+import math
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+from torch.multiprocessing.spawn import start_processes
 
 from pack_miles import standing
 from pack_miles.collectives import RankError, World
@@ -53,16 +56,8 @@ def spawn(config: Config, debug: bool) -> int:
         context = start_processes(  # type: ignore[no-untyped-call]
             _spawned, args=arguments, nprocs=config.run.ranks, join=False, start_method="spawn"
         )
-        assert context is not None
         try:
-            while not context.join(timeout=1.0, grace_period=GRACE):
-                pass
-        except (ProcessExitedException, ProcessRaisedException):
-            statuses = [process.exitcode for process in context.processes]
-            if USER_MISTAKE in statuses:
-                return USER_MISTAKE  # the rank has said what to mend
-            _say(_ending(statuses, config))
-            return 1
+            statuses = _watch(context.processes)
         except KeyboardInterrupt:
             _say("interrupted; all ranks are stopped")
             return 130
@@ -71,7 +66,28 @@ def spawn(config: Config, debug: bool) -> int:
                 if process.is_alive():
                     process.kill()
                 process.join()
-    return 0
+    if not any(statuses):
+        return 0
+    if USER_MISTAKE in statuses:
+        return USER_MISTAKE  # the rank has said what to mend
+    _say(_ending(statuses, config))
+    return 1
+
+
+def _watch(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """Wait for all ranks to end and return how they did; None for one that had not when its time was over.
+
+    When a rank fails, the others get `GRACE` seconds to notice and say so.
+    """
+    deadline = math.inf
+    while alive := [process for process in processes if process.is_alive()]:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + GRACE)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        wait([process.sentinel for process in alive], timeout=min(left, 60.0))
+    return [process.exitcode for process in processes]
 
 
 def _spawned(rank: int, config: Config, meeting: str, debug: bool) -> None:
@@ -119,19 +135,16 @@ def _device(rank: int, config: Config) -> torch.device:
     return device
 
 
-def _ending(statuses: list[int | None], config: Config) -> str:
-    """Return what ended the run; the ranks that were only stopped because another failed are left out."""
-    told = []
-    for rank, status in enumerate(statuses):
-        if status is None or status in (0, -signal.SIGTERM):
-            continue
-        what = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"stopped with exit status {status}"
-        told.append((status > 0, f"rank {rank} {what}"))
+def _ending(statuses: Sequence[int | None], config: Config) -> str:
+    """Return in words what ended the run."""
+    killed = {rank: signal.Signals(-status).name for rank, status in enumerate(statuses) if status and status < 0}
+    failed = {rank: status for rank, status in enumerate(statuses) if status and status > 0}
     # A killed rank is the cause; the others failed because it was gone.
-    cause = [text for own, text in told if not own] or [text for _, text in told]
+    told = [f"rank {rank} was killed by {name}" for rank, name in killed.items()]
+    told = told or [f"rank {rank} stopped with exit status {status}" for rank, status in failed.items()]
     saved = standing.latest(Path(config.output.root))
     remedy = f"; the newest checkpoint is {saved}: go on with --run.resume true" if saved else ""
-    return f"error: {', '.join(cause)}; the run is over and no rank is left{remedy}"
+    return f"error: {', '.join(told)}; the run is over and no rank is left{remedy}"
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ sampled rollouts ──► the collection ──► plan ──► this rank's c
 
 import statistics
 from collections.abc import Callable
+from datetime import timedelta
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -104,7 +105,7 @@ def build(
         dropout=config.model.dropout,
     )
     dtype = DTYPES[config.model.dtype]
-    groups = build_groups(config.topology)
+    groups = build_groups(config.topology, timedelta(seconds=config.run.timeout_seconds))
 
     def whole() -> SmallModel:
         return SmallModel(shape, seed=config.run.seed, dtype=dtype, attention="segment")

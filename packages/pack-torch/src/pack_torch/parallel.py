@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import attrs
@@ -41,10 +42,11 @@ class ShardedModel(Protocol):
         """Return this rank's share of the experts."""
 
 
-def build_groups(topology: Topology) -> Groups:
+def build_groups(topology: Topology, timeout: timedelta | None = None) -> Groups:
     """Return this rank's process groups. Every rank calls it, once, with the same topology.
 
     Replicas are contiguous ranks; `expert_data` joins the ranks that are the same destination of different replicas.
+    New groups do not take over the world's `timeout`, so give it again.
 
     Raises:
         ValueError: the running world does not have `topology.ranks` ranks.
@@ -60,16 +62,16 @@ def build_groups(topology: Topology) -> Groups:
     ranks = range(topology.ranks)
     replicas = [[r for r in ranks if topology.replica(r) == replica] for replica in range(topology.replicas)]
     twins = [[r for r in ranks if topology.destination(r) == place] for place in range(topology.expert_parallel)]
-    return Groups(topology, dist.group.WORLD, _join(replicas), _join(twins))
+    return Groups(topology, dist.group.WORLD, _join(replicas, timeout), _join(twins, timeout))
 
 
-def _join(partition: Sequence[list[int]]) -> ProcessGroup | None:
+def _join(partition: Sequence[list[int]], timeout: timedelta | None) -> ProcessGroup | None:
     # Making a group is collective over the world: every rank makes every group, in one order, and keeps its own.
     own = None
     for ranks in partition:
         if len(ranks) == 1:
             continue
-        group = dist.new_group(ranks)
+        group = dist.new_group(ranks, timeout=timeout)
         if dist.get_rank() in ranks:
             own = group
     return own
