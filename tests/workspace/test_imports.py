@@ -16,10 +16,12 @@ ALLOWED = {
 }
 
 #: pack_miles modules that must work on a laptop without torch.
-TORCH_FREE = {
-    "arguments", "audit", "cli", "config", "errors", "events", "figures", "forecast", "log", "options", "page",
-    "progress", "refusals", "report", "samples", "scoring_pass", "sections", "show", "sink", "standing", "tasks",
-}  # fmt: skip
+TORCH_FREE = set(
+    """
+    arguments audit cli combinations config errors events facts figures forecast log machine options overview page
+    planning progress refusal refusals report samples scoring_pass sections show sink standing summary tasks
+    """.split()
+)
 
 
 def sources(package: str) -> list[Path]:

@@ -6,6 +6,7 @@ before the first forward, and whatever can fail on one rank alone fails on all (
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import attrs
 import torch
@@ -267,28 +268,12 @@ class Actor:
         self, rollout_id: int, own: Sequence[Rollout], trainer: Sequence[Tensor], mode: str
     ) -> None:
         """Report, and gate if asked, how far the trainer's log-probabilities are from the rollout's."""
-        rollout_log_probs = [rollout.rollout_log_probs for rollout in own if rollout.rollout_log_probs is not None]
-        if len(rollout_log_probs) < len(own):
+        sampled = [rollout.rollout_log_probs for rollout in own if rollout.rollout_log_probs is not None]
+        if self.world.largest([len(sampled) < len(own)])[0]:
             return  # rollouts of elsewhere may bring none, and then there is nothing to compare
-        masks = [rollout.loss_mask for rollout in own]
-        found = scoring.profile(trainer, rollout_log_probs, masks, self.world)
-        self._tell(
-            events.Scores,
-            self.completed_steps + 1,
-            rollout_id=rollout_id,
-            source="training_forward" if mode == "skipped" else "standalone",
-            active_tokens=found.active_tokens,
-            max_abs=found.max_abs,
-            p50_upper=found.quantile(0.50),
-            p95_upper=found.quantile(0.95),
-            p99_upper=found.quantile(0.99),
-            histogram_upper_edges=(*scoring.EDGES, None),
-            histogram_counts=found.histogram_counts,
-            groups={
-                name: events.Agreement(tokens=tokens, mean_abs=mean if tokens else None)
-                for name, (tokens, mean) in found.groups.items()
-            },
-        )
+        found = scoring.profile(trainer, sampled, [rollout.loss_mask for rollout in own], self.world)
+        source: Literal["training_forward", "standalone"] = "training_forward" if mode == "skipped" else "standalone"
+        self.sink.write(found.event(self.world.rank, self.completed_steps + 1, rollout_id, source))
         limit = self.config.core.max_train_rollout_logprob_abs_diff
         if limit is not None and found.mean_abs > limit:
             raise scoring.DisagreementError(
@@ -297,20 +282,10 @@ class Actor:
             )
 
     def _check(self, rollout_id: int, own: Sequence[Rollout], captured: Sequence[Tensor]) -> None:
+        """Compare the scoring pass with the training forward, and stop all ranks where they differ."""
         core = self.config.core
-        found = scoring.compare(_scored(own), captured, [r.loss_mask for r in own], self.world)
-        self._tell(
-            events.ScoringCheck,
-            self.completed_steps,
-            rollout_id=rollout_id,
-            active_tokens=found.active_tokens,
-            mean_abs=found.mean_abs,
-            max_abs=found.max_abs,
-            tokens_above_edge=found.tokens_above_edge,
-            edge=scoring.EDGE,
-            tolerance=core.scoring_check_tolerance,
-            max_tolerance=core.scoring_check_max_tolerance,
-        )
+        found = scoring.compare(_scored(own), captured, [rollout.loss_mask for rollout in own], self.world)
+        self.sink.write(found.event(self.world.rank, self.completed_steps, rollout_id, core))
         scoring.gate(found, core.scoring_check_tolerance, core.scoring_check_max_tolerance)
         self.last_check = self.completed_steps
 

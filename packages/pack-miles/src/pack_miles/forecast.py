@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from pack_core import Bounds, PackError, Plan, Sample, Work, plan
+from pack_core import Bounds, PackError, Plan, Sample, Work
 
 from pack_miles.config import Config
 from pack_miles.errors import InputError
+from pack_miles.planning import plan_samples
 from pack_miles.samples import RolloutRow, RowLimits, read_rows, to_samples
 
 #: Shown wherever a proxy is.
@@ -87,14 +88,7 @@ def forecast(config: Config, samples: Sequence[Sample], *, unrouted: int = 0) ->
         InputError: naming the sample that fits no row.
     """
     try:
-        made = plan(
-            samples,
-            topology=config.topology,
-            capacity=config.capacity,
-            step_samples=config.step_samples,
-            equalize=config.core.packing_equalize,
-            max_documents=config.max_documents,
-        )
+        made = plan_samples(config, samples)
     except PackError as error:
         raise InputError(str(error)) from None
     return Forecast(

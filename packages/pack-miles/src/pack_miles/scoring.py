@@ -5,13 +5,16 @@ not, a mask, a route or a position differs between the two, and the run must sto
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pack_miles import events
 from pack_miles.collectives import World
+from pack_miles.sections import Core
 
 #: Differences above this count as outliers in a scoring check.
 EDGE = 1e-3
@@ -57,6 +60,18 @@ class Check:
     mean_abs: float
     max_abs: float
     tokens_above_edge: int
+
+    def event(self, rank: int, step: int, rollout_id: int, core: Core) -> events.ScoringCheck:
+        """Return the comparison as a rank writes it down, with the limits it is held to."""
+        return events.ScoringCheck(
+            rank=rank,
+            step=step,
+            rollout_id=rollout_id,
+            **attrs.asdict(self),
+            edge=EDGE,
+            tolerance=core.scoring_check_tolerance,
+            max_tolerance=core.scoring_check_max_tolerance,
+        )
 
 
 def compare(first: Sequence[Tensor], second: Sequence[Tensor], masks: Sequence[Tensor], world: World) -> Check:
@@ -125,6 +140,28 @@ class Profile:
             if seen >= share * self.active_tokens:
                 return edge
         return None
+
+    def event(
+        self, rank: int, step: int, rollout_id: int, source: Literal["standalone", "training_forward"]
+    ) -> events.Scores:
+        """Return the distribution as a rank writes it down."""
+        return events.Scores(
+            rank=rank,
+            step=step,
+            rollout_id=rollout_id,
+            source=source,
+            active_tokens=self.active_tokens,
+            max_abs=self.max_abs,
+            p50_upper=self.quantile(0.50),
+            p95_upper=self.quantile(0.95),
+            p99_upper=self.quantile(0.99),
+            histogram_upper_edges=(*EDGES, None),
+            histogram_counts=self.histogram_counts,
+            groups={
+                name: events.Agreement(tokens=tokens, mean_abs=mean if tokens else None)
+                for name, (tokens, mean) in self.groups.items()
+            },
+        )
 
 
 def profile(trainer: Sequence[Tensor], rollout: Sequence[Tensor], masks: Sequence[Tensor], world: World) -> Profile:

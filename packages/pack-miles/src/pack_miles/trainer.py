@@ -6,38 +6,34 @@ sampled rollouts ──► the collection ──► plan ──► this rank's c
 import statistics
 from collections.abc import Callable
 from datetime import timedelta
-from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from random import Random
 
 import attrs
 import msgspec
 import torch
-from pack_core import Plan, Sample, plan, record
+from pack_core import Plan, Sample, record
 from pack_torch import (
     ModelConfig,
     Rollout,
     SmallModel,
     build_groups,
     full_state,
-    grpo_advantages,
     load_full_state,
 )
 
 from pack_miles import checkpoint, events, standing
 from pack_miles.actor import Actor
+from pack_miles.collection import DTYPES, collect, describe, to_rollouts
 from pack_miles.collectives import World
 from pack_miles.config import Config
+from pack_miles.planning import plan_samples
 from pack_miles.progress import Progress
-from pack_miles.samples import RolloutRow, write_rows
-from pack_miles.sampling import sample
+from pack_miles.samples import write_rows
 from pack_miles.scoring_pass import decide
 from pack_miles.sink import ContractSink
 from pack_miles.standing import Standing
 from pack_miles.tasks import TASKS, Task
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @attrs.frozen
@@ -134,109 +130,24 @@ def build(
 def _collect(
     config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel, clocks: Clocks
 ) -> list[Rollout]:
-    """Return the whole collection in arrival order, on every rank: sampled apart, gathered, given advantages."""
+    """Return the collection sampled from the actor's weights as they are, on every rank; rank 0 writes it down."""
     begin = clocks.tick()
-    load_full_state(policy, full_state(actor.model))  # publish the weights to the sampler
-    world, miles = actor.world, config.miles
-    rows = _sample_rows(config, task, rollout_id, actor, policy)
-    rows = sorted((row for part in world.gather(rows) for row in part), key=lambda row: row.index or 0)
-    rewards = [float(row.reward or 0.0) for row in rows]
-    advantages = grpo_advantages(
-        rewards, [row.group_index for row in rows], std_normalization=miles.grpo_std_normalization
-    )
-    dtype = DTYPES[config.model.dtype]
-    collection = [to_rollout(row, advantage, dtype) for row, advantage in zip(rows, advantages, strict=True)]
-    if world.rank == 0:
-        actor.sink.write(
-            events.Rollout(
-                rank=0,
-                step=actor.completed_steps,
-                rollout_id=rollout_id,
-                samples=len(rows),
-                reward_mean=statistics.fmean(rewards),
-                reward_std=statistics.pstdev(rewards),
-                reward_min=min(rewards),
-                reward_max=max(rewards),
-                response_tokens=sum(row.response_length for row in rows),
-                model_tokens=sum(len(row.tokens) for row in rows),
-                seconds=clocks.tick() - begin,
-            )
-        )
+    load_full_state(policy, full_state(actor.model))
+    rows = collect(config, task, rollout_id, policy, actor.completed_steps, actor.world)
+    if actor.world.rank == 0:
+        actor.sink.write(describe(rows, rollout_id, actor.completed_steps, clocks.tick() - begin))
         if config.run.save_rollouts:
             write_rows(Path(config.output.root) / "rollouts" / f"{rollout_id:06d}.jsonl.gz", rows)
-    return collection
-
-
-def _sample_rows(config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel) -> list[RolloutRow]:
-    """Return this rank's share of the collection: every prompt group whole, groups dealt out in turn."""
-    miles, world = config.miles, actor.world
-    groups = range(rollout_id * miles.rollout_batch_size, (rollout_id + 1) * miles.rollout_batch_size)
-    mine = [group for group in groups if group % world.size == world.rank]
-    prompts = {group: task.prompt(Random(_seed(config.data.seed, "prompt", group))) for group in mine}
-    own = [group for group in mine for _ in range(miles.n_samples_per_prompt)]
-    generator = torch.Generator().manual_seed(_seed(config.run.seed, "sample", rollout_id, world.rank))
-    drawn = sample(
-        policy,
-        [prompts[group] for group in own],
-        max_response_len=miles.rollout_max_response_len,
-        end=task.end,
-        temperature=miles.rollout_temperature,
-        generator=generator,
-    )
-    rows = []
-    for number, (group, one) in enumerate(zip(own, drawn, strict=True)):
-        response = one.tokens[len(one.tokens) - one.response_length :]
-        rows.append(
-            RolloutRow(
-                tokens=one.tokens,
-                response_length=one.response_length,
-                loss_mask=[1] * one.response_length,
-                rollout_log_probs=one.log_probs,
-                rollout_routed_experts=one.routes.tolist(),
-                reward=task.reward(prompts[group], response),
-                index=group * miles.n_samples_per_prompt + number % miles.n_samples_per_prompt,
-                group_index=group,
-                weight_versions=[str(actor.completed_steps)],
-            )
-        )
-    return rows
-
-
-def to_rollout(row: RolloutRow, advantage: float, dtype: torch.dtype) -> Rollout:
-    """Return a MILES row as tensors, its advantage spread over its response tokens."""
-    length = row.response_length
-    log_probs = row.rollout_log_probs
-    return Rollout(
-        id=row.index if row.index is not None else 0,
-        tokens=torch.tensor(row.tokens),
-        response_length=length,
-        loss_mask=None if row.loss_mask is None else torch.tensor(row.loss_mask, dtype=torch.bool),
-        group=row.group_index,
-        routes=None
-        if row.rollout_routed_experts is None
-        else torch.tensor(row.rollout_routed_experts, dtype=torch.int32),
-        advantages=torch.full((length,), advantage, dtype=dtype),
-        rollout_log_probs=None if log_probs is None else torch.tensor(log_probs, dtype=dtype),
-        reward=row.reward,
-        weight_versions=tuple(row.weight_versions or ()),
-    )
+    return to_rollouts(config, rows)
 
 
 def _plan(config: Config, rollout_id: int, collection: list[Rollout], actor: Actor) -> Plan:
     """Return the collection's plan; rank 0 writes down every input of it."""
-    samples = [Sample(id=r.id, length=len(r.tokens), group=r.group) for r in collection]
-    chosen = plan(
-        samples,
-        topology=config.topology,
-        capacity=config.capacity,
-        step_samples=config.step_samples,
-        equalize=config.core.packing_equalize,
-        max_documents=config.max_documents,
-    )
+    samples = [Sample(id=r.id, length=r.length, group=r.group) for r in collection]
+    chosen = plan_samples(config, samples)
     if actor.world.rank == 0:
-        actor.sink.write(
-            events.Plan(rank=0, step=actor.completed_steps, rollout_id=rollout_id, record=record(chosen, samples))
-        )
+        written = record(chosen, samples)
+        actor.sink.write(events.Plan(rank=0, step=actor.completed_steps, rollout_id=rollout_id, record=written))
     return chosen
 
 
@@ -291,8 +202,3 @@ def _started(config: Config, world: World, actor: Actor, clocks: Clocks) -> even
 
 def _mean_reward(collection: list[Rollout]) -> float:
     return statistics.fmean(float(rollout.reward or 0.0) for rollout in collection)
-
-
-def _seed(*parts: int | str) -> int:
-    """Return a seed that depends on all parts and is the same in every process."""
-    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=7).digest(), "little")

@@ -1,0 +1,120 @@
+"""A collection: rollouts sampled from the policy on all ranks, rewarded, and turned into tensors with advantages."""
+
+import statistics
+from collections.abc import Sequence
+from hashlib import blake2b
+from random import Random
+
+import torch
+from pack_torch import Rollout, SmallModel, grpo_advantages
+
+from pack_miles import events
+from pack_miles.collectives import World
+from pack_miles.config import Config
+from pack_miles.samples import RolloutRow
+from pack_miles.sampling import sample
+from pack_miles.tasks import Task
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def collect(
+    config: Config, task: Task, rollout_id: int, policy: SmallModel, version: int, world: World
+) -> list[RolloutRow]:
+    """Return the whole collection in arrival order, on every rank: each samples its share, all gather.
+
+    Args:
+        config: the run's.
+        task: what is asked, and what an answer earns.
+        rollout_id: the collection's number; with the run's seeds it decides every prompt and every draw.
+        policy: the weights to sample from, with all experts on this rank.
+        version: the optimizer updates these weights have seen.
+        world: every rank takes part.
+    """
+    shares = world.gather(_sample_share(config, task, rollout_id, policy, version, world))
+    return sorted((row for share in shares for row in share), key=lambda row: row.index or 0)
+
+
+def _sample_share(
+    config: Config, task: Task, rollout_id: int, policy: SmallModel, version: int, world: World
+) -> list[RolloutRow]:
+    """Return this rank's rows: every prompt group whole, groups dealt out in turn."""
+    miles = config.miles
+    groups = range(rollout_id * miles.rollout_batch_size, (rollout_id + 1) * miles.rollout_batch_size)
+    own = [group for group in groups if group % world.size == world.rank for _ in range(miles.n_samples_per_prompt)]
+    prompts = {group: task.prompt(Random(_seed(config.data.seed, "prompt", group))) for group in own}
+    drawn = sample(
+        policy,
+        [prompts[group] for group in own],
+        max_response_len=miles.rollout_max_response_len,
+        end=task.end,
+        temperature=miles.rollout_temperature,
+        generator=torch.Generator().manual_seed(_seed(config.run.seed, "sample", rollout_id, world.rank)),
+    )
+    return [
+        RolloutRow(
+            tokens=one.tokens,
+            response_length=one.response_length,
+            loss_mask=[1] * one.response_length,
+            rollout_log_probs=one.log_probs,
+            rollout_routed_experts=one.routes.tolist(),
+            reward=task.reward(prompts[group], one.tokens[len(prompts[group]) :]),
+            index=group * miles.n_samples_per_prompt + number % miles.n_samples_per_prompt,
+            group_index=group,
+            weight_versions=[str(version)],
+        )
+        for number, (group, one) in enumerate(zip(own, drawn, strict=True))
+    ]
+
+
+def to_rollouts(config: Config, rows: Sequence[RolloutRow]) -> list[Rollout]:
+    """Return a collection's rows as tensors, with GRPO advantages spread over their response tokens.
+
+    Rewards are compared inside `group_index`, wherever the rows of a group stand.
+    """
+    rewards, groups = [float(row.reward or 0.0) for row in rows], [row.group_index for row in rows]
+    advantages = grpo_advantages(rewards, groups, std_normalization=config.miles.grpo_std_normalization)
+    dtype = DTYPES[config.model.dtype]
+    return [_to_rollout(row, advantage, dtype) for row, advantage in zip(rows, advantages, strict=True)]
+
+
+def _to_rollout(row: RolloutRow, advantage: float, dtype: torch.dtype) -> Rollout:
+    return Rollout(
+        id=row.index if row.index is not None else 0,
+        tokens=torch.tensor(row.tokens),
+        response_length=row.response_length,
+        loss_mask=_tensor(row.loss_mask, torch.bool),
+        group=row.group_index,
+        routes=_tensor(row.rollout_routed_experts, torch.int32),
+        advantages=torch.full((row.response_length,), advantage, dtype=dtype),
+        rollout_log_probs=_tensor(row.rollout_log_probs, dtype),
+        reward=row.reward,
+        weight_versions=tuple(row.weight_versions or ()),
+    )
+
+
+def _tensor(values: Sequence[object] | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if values is None else torch.tensor(values, dtype=dtype)
+
+
+def describe(rows: Sequence[RolloutRow], rollout_id: int, step: int, seconds: float) -> events.Rollout:
+    """Return the event in which rank 0 tells of a collection."""
+    rewards = [float(row.reward or 0.0) for row in rows]
+    return events.Rollout(
+        rank=0,
+        step=step,
+        rollout_id=rollout_id,
+        samples=len(rows),
+        reward_mean=statistics.fmean(rewards),
+        reward_std=statistics.pstdev(rewards),
+        reward_min=min(rewards),
+        reward_max=max(rewards),
+        response_tokens=sum(row.response_length for row in rows),
+        model_tokens=sum(len(row.tokens) for row in rows),
+        seconds=seconds,
+    )
+
+
+def _seed(*parts: int | str) -> int:
+    """Return a seed that depends on all parts and is the same in every process."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
