@@ -74,14 +74,18 @@ def make_rollouts(config: Config, model: SmallModel) -> list[Rollout]:
     return made
 
 
-def packs_of(config: Config, rollouts: list[Rollout]) -> list[list[list[int]]]:
-    """Return the packs of the one step, by pack-core's own strategy over the lengths."""
-    packing = pack_core.pack([len(rollout.tokens) for rollout in rollouts], capacity=config.capacity)
-    return [[list(places) for places in packing]]
+def plan_of(config: Config, rollouts: list[Rollout], capacity: int | None = None) -> pack_core.Plan:
+    """Return the plan of the samples, over the configured capacity unless another is given."""
+    return pack_core.plan(
+        [pack_core.Sample(id=r.id, length=r.length, group=r.group) for r in rollouts],
+        topology=pack_core.Topology(ranks=1),
+        capacity=capacity or config.capacity,
+        step_samples=SAMPLES,
+    )
 
 
-def train(actor: Actor, rollouts: list[Rollout], expected: Any = None) -> None:
-    actor.train(0, rollouts, "digest", packs_of(actor.config, rollouts) if expected is None else expected)
+def train(actor: Actor, rollouts: list[Rollout], capacity: int | None = None) -> None:
+    actor.train(0, rollouts, plan_of(actor.config, rollouts, capacity))
 
 
 def before(actor: Actor) -> list[torch.Tensor]:
@@ -97,7 +101,7 @@ def assert_nothing_moved(actor: Actor, weights: list[torch.Tensor], root: Path) 
 def test_an_update_of_several_packs_counts_once(make_actor: MakeActor, tmp_path: Path) -> None:
     actor = make_actor()
     rollouts = make_rollouts(actor.config, actor.model)
-    assert len(packs_of(actor.config, rollouts)[0]) == 2
+    assert plan_of(actor.config, rollouts).steps[0].packs_per_rank == 2
     train(actor, rollouts)
     (update,) = events(tmp_path / "out", 0, "optimizer")
     assert (actor.completed_steps, update["step"], update["local_microbatches"]) == (1, 1, 2)
@@ -152,7 +156,7 @@ def test_packs_that_differ_from_the_plan_stop(make_actor: MakeActor, tmp_path: P
     actor = make_actor()
     weights = before(actor)
     with pytest.raises(ValueError, match="but the plan says"):
-        train(actor, make_rollouts(actor.config, actor.model), [[[0, 1, 2, 3], [4, 5, 6, 7]]])
+        train(actor, make_rollouts(actor.config, actor.model), capacity=50)
     assert_nothing_moved(actor, weights, tmp_path / "out")
 
 
@@ -210,3 +214,32 @@ def test_dropout_scores_standalone_and_is_not_compared(make_actor: MakeActor, tm
     train(actor, make_rollouts(actor.config, actor.model))
     assert events(tmp_path / "out", 0, "scoring_check") == []
     assert events(tmp_path / "out", 0, "optimizer")[0]["scoring_pass"] == "standalone"
+
+
+@pytest.mark.parametrize("field", ["advantages", "rollout_log_probs"])
+def test_a_number_that_is_not_finite_is_named_where_it_trains_and_ignored_where_it_does_not(
+    make_actor: MakeActor, field: str
+) -> None:
+    actor = make_actor()
+    rollouts = make_rollouts(actor.config, actor.model)
+    broken = getattr(rollouts[4], field).clone()
+    broken[2] = float("nan")
+    rollouts[4] = attrs.evolve(rollouts[4], **{field: broken})
+    with pytest.raises(ValueError, match=f"sample 4: {field} is nan at response token 2"):
+        train(actor, rollouts)
+    mask = torch.tensor([True, True, False, True])
+    rollouts[4] = attrs.evolve(rollouts[4], loss_mask=mask)
+    train(actor, rollouts)
+    assert all(torch.isfinite(parameter).all() for parameter in actor.model.parameters())
+
+
+def test_rollouts_without_log_probabilities_train_unless_they_are_to_be_compared(
+    make_actor: MakeActor, tmp_path: Path
+) -> None:
+    actor = make_actor()
+    bare = [attrs.evolve(rollout, rollout_log_probs=None) for rollout in make_rollouts(actor.config, actor.model)]
+    train(actor, bare)
+    assert events(tmp_path / "out", 0, "scores") == []
+    strict = make_actor(core__max_train_rollout_logprob_abs_diff=0.5)
+    with pytest.raises(ValueError, match="sample 0 has no rollout_log_probs"):
+        train(strict, bare)

@@ -55,6 +55,8 @@ def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_weights(tmp_path
         assert time.monotonic() - begin < SECONDS
         assert process.returncode == 1
         assert "killed by SIGKILL" in told
+        assert "rank 0: lost another rank" in told
+        assert "pair.cc" not in told
         assert "--run.resume true" in told
         # Python's own resource tracker ends a moment after the process it served.
         wait_for(lambda: not any(alive(pid) for pid in everyone), "the end of every process", 5.0)
@@ -93,8 +95,26 @@ def test_ranks_started_apart_fail_by_themselves_when_one_is_killed(tmp_path: Pat
         second.kill()
         _, told = first.communicate(timeout=SECONDS)
         assert first.returncode == 1
-        assert "rank 0" in told
+        assert "rank 0: lost another rank" in told
     assert events(tmp_path / "out", 0)[-1]["event"] == "run_failed"
+
+
+def test_ranks_of_different_runs_all_say_so_and_end(tmp_path: Path) -> None:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    file = str(write_toml(tmp_path, LONG))
+    other = ["--miles.lr", "0.5", "--core.expert_parallel_size", "1", "--miles.num_rollout", "7"]
+    with (
+        started(command("train", file), RANK="0", **meeting) as first,
+        started(command("train", file, *other), RANK="1", **meeting) as second,
+    ):
+        _, told = first.communicate(timeout=LIMIT)
+        second.communicate(timeout=LIMIT)
+        assert (first.returncode, second.returncode) == (1, 1)
+    assert "configuration differs between ranks: rank 0 has" in told
+    assert "miles.num_rollout differs between ranks: rank 0 has 5000, rank 1 has 7" in told
+    assert "run.resume" not in told.replace("--run.resume", "")
+    failures = [events(tmp_path / "out", rank, "run_failed")[0]["error"] for rank in range(2)]
+    assert failures[0] == failures[1]
 
 
 def test_a_rank_that_stands_still_ends_the_run_when_its_time_is_over(tmp_path: Path) -> None:
@@ -123,9 +143,50 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, told = process.communicate(timeout=SECONDS)
         assert process.returncode == 130
-        assert "interrupted" in told
+        assert "stopped by SIGINT; all ranks are stopped; the newest checkpoint is" in told
         assert "Traceback" not in told
         wait_for(lambda: not any(alive(pid) for pid in everyone), "the end of every process", 5.0)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_can_be_stopped_while_its_ranks_start(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    with started(command("train", str(write_toml(tmp_path, LONG)))) as process:
+        wait_for(lambda: len(rank_processes(process.pid)) == 2, "the start of the ranks")
+        everyone = children(process.pid)
+        os.kill(process.pid, number)
+        _, told = process.communicate(timeout=SECONDS)
+        assert process.returncode == status
+        assert told == f"stopped by {number.name}; all ranks are stopped\n"
+        wait_for(lambda: not any(alive(pid) for pid in everyone), "the end of every process", 5.0)
+
+
+def test_a_damaged_checkpoint_is_named_with_its_remedy_and_no_loop(tmp_path: Path) -> None:
+    file = str(write_toml(tmp_path, SHORT | {"miles.num_rollout": 4}))
+    assert run("train", file).returncode == 0
+    nothing = run("train", file, "--run.resume", "true")
+    assert nothing.returncode == 0
+    assert "nothing to do" in nothing.stdout
+    newest = tmp_path / "out" / "checkpoints" / "collection_000004"
+    torn = newest / "rank1.pt"
+    torn.write_bytes(torn.read_bytes()[:100])
+    told = run("train", file, "--run.resume", "true", "--miles.num_rollout", "6")
+    assert told.returncode == 1
+    assert f"{torn} cannot be read" in told.stderr
+    assert f"remove {newest} and resume from the one before" in told.stderr
+    assert "go on with" not in told.stderr
+    for part in newest.iterdir():
+        part.unlink()
+    newest.rmdir()
+    again = run("train", file, "--run.resume", "true", "--miles.num_rollout", "6")
+    assert again.returncode == 0, again.stderr
+    assert "pack-miles report" in again.stdout
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    told = run("train", str(write_toml(tmp_path, SHORT)), "--output.root", "/proc/nope")
+    assert told.returncode != 0
+    assert "/proc/nope" in told.stderr
+    assert "Traceback" not in told.stderr
 
 
 def test_torchrun_and_spawn_give_the_same_bits(tmp_path: Path) -> None:

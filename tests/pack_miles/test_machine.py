@@ -9,7 +9,7 @@ from pack_miles.config import Config
 from pack_miles.errors import InputError
 from pack_miles.machine import Machine, holds_run, probe, writable
 from pack_miles.refusals import machine_refusals, refuse_machine
-from pack_miles.standing import Standing, write
+from pack_miles.standing import Standing, latest, write
 from support.miles_config import NODE, SMALL, make_config
 
 #: A machine on which the run of `NODE` lacks nothing.
@@ -71,7 +71,7 @@ MACHINE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Machine, str, dic
         {"output.root": "used"},
         Machine(),
         "already holds a run",
-        {"output.root": "used", "run.resume": True},
+        {"output.root": "saved", "run.resume": True},
         Machine(),
     ),
     "resume-nothing": (
@@ -79,7 +79,7 @@ MACHINE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Machine, str, dic
         {"run.resume": True},
         Machine(),
         "run.resume = true, but output.root",
-        {"output.root": "used", "run.resume": True},
+        {"output.root": "saved", "run.resume": True},
         Machine(),
     ),
     "resume-ranks": (
@@ -214,3 +214,26 @@ def test_looking_at_the_output_folder_writes_nothing(tmp_path: Path) -> None:
     assert writable(str(tmp_path / "a" / "b" / "c"))
     assert not holds_run(str(tmp_path / "a"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path: Path) -> None:
+    leave_runs(tmp_path)
+    config = changed(tmp_path, SMALL, {"output.root": "used", "run.resume": True})
+    assert [row.code for row in machine_refusals(Machine()) if row.applies(config)] == ["resume-nothing"]
+
+
+def test_a_checkpoint_whose_description_is_torn_is_named(tmp_path: Path) -> None:
+    leave_runs(tmp_path)
+    torn = tmp_path / "saved" / "checkpoints" / "collection_000002" / "standing.json"
+    torn.write_text(torn.read_text()[:20])
+    with pytest.raises(InputError, match=r"standing\.json cannot be read"):
+        refuse_machine(changed(tmp_path, SMALL, {"output.root": "saved", "run.resume": True}), Machine())
+
+
+def test_the_newest_checkpoint_is_the_one_of_most_collections(tmp_path: Path) -> None:
+    for name in ("collection_999999", "collection_1000000", "collection_1000001.partial"):
+        folder = tmp_path / "checkpoints" / name
+        folder.mkdir(parents=True)
+        write(folder, Standing(rollouts=1, completed_steps=1, world_size=1, configuration="x"))
+    assert latest(tmp_path) == tmp_path / "checkpoints" / "collection_1000000"
+    assert latest(tmp_path / "elsewhere") is None

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pack_miles.sampling import Sampled, sample
+from pack_miles.sampling import Sampled, _choose, sample
 from pack_torch import ModelConfig, PackedBatch, SmallModel
 
 CONFIG = ModelConfig(
@@ -21,8 +21,8 @@ PROMPTS = [[1, 2, 3], [4], [5, 5], [1, 2, 3]]
 
 def draw(seed: int, temperature: float = 1.0) -> tuple[SmallModel, list[Sampled]]:
     model = SmallModel(CONFIG, seed=3, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    return model, sample(model, PROMPTS, max_response_len=9, end=END, temperature=temperature, generator=generator)
+    draws = torch.rand(len(PROMPTS), 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return model, sample(model, PROMPTS, draws, end=END, temperature=temperature)
 
 
 def test_log_probs_and_routes_are_those_of_each_finished_sequence_alone() -> None:
@@ -49,9 +49,22 @@ def test_a_response_ends_at_its_end_token_or_at_the_limit() -> None:
         assert response[-1] == END or len(response) == 9
 
 
-def test_the_generator_alone_decides() -> None:
+def test_the_draws_alone_decide_and_each_sample_has_its_own() -> None:
     def tokens(seed: int) -> list[list[int]]:
         return [one.tokens for one in draw(seed)[1]]
 
     assert tokens(5) == tokens(5)
     assert tokens(5) != tokens(6)
+    model, together = draw(seed=5)
+    draws = torch.rand(len(PROMPTS), 9, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    for place, prompt in enumerate(PROMPTS):
+        (alone,) = sample(model, [prompt], draws[place : place + 1], end=END, temperature=1.0)
+        assert alone.tokens == together[place].tokens, "who else is sampled beside it must not matter"
+
+
+def test_a_draw_chooses_the_token_in_whose_share_it_falls() -> None:
+    shares = torch.tensor([[0.2, 0.3, 0.5]]).log().repeat(5, 1)
+    draws = torch.tensor([0.0, 0.1999, 0.2001, 0.5001, 0.9999999999], dtype=torch.float64)
+    assert _choose(shares, draws).tolist() == [0, 0, 1, 2, 2]
+    # Rounding may leave the sum of shares under the draw: the last token gets it, not one past the end.
+    assert _choose(torch.tensor([[0.5, 0.4999]]).log(), torch.tensor([0.99999])).tolist() == [1]

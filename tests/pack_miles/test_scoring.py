@@ -36,14 +36,21 @@ def test_the_mean_is_over_active_tokens_only() -> None:
 
 
 def test_what_cannot_be_compared_is_an_error() -> None:
-    with pytest.raises(DisagreementError, match="not finite"):
+    with pytest.raises(ValueError, match="not finite"):
         compare(SCORED, tensors([-1.0, -2.0, math.nan], [-1.0, -1.0, -1.0]), MASKS, ALONE)
-    with pytest.raises(DisagreementError, match="different tokens"):
+    with pytest.raises(ValueError, match="different tokens"):
         compare(SCORED, tensors([-1.0, -2.0], [-1.0, -1.0, -1.0]), MASKS, ALONE)
     with pytest.raises(DisagreementError, match="no token is active"):
         compare(SCORED, SCORED, [mask * 0 for mask in MASKS], ALONE)
     masked_nan = tensors([-1.0, math.nan, -3.0], [-1.0, -1.0, -1.0])
     assert compare(SCORED, masked_nan, MASKS, ALONE).max_abs == 0.0
+
+
+def test_a_rollout_that_is_not_finite_is_no_small_difference() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        profile(SCORED, tensors([-1.0, -2.0, math.nan], [-1.0, -1.0, -1.0]), MASKS, ALONE)
+    masked = tensors([-1.0, math.inf, -3.0], [-1.0, -1.0, -1.0])
+    assert profile(SCORED, masked, MASKS, ALONE).max_abs == 0.0
 
 
 def test_the_profile_counts_sizes_positions_and_lengths() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from pack_miles.collectives import RankError, World
 from pack_miles.column import ColumnOptions, pack_column
-from pack_miles.scoring import DisagreementError, compare
+from pack_miles.scoring import compare
 
 
 def fail_on_one(rank: int, size: int) -> str:
@@ -52,7 +52,7 @@ def compare_apart(rank: int, size: int, broken: bool) -> Any:
     first, second = torch.zeros(tokens), torch.full((3,), 0.1 * rank)
     try:
         check = compare([first], [second], [torch.ones(3)], World(rank, size))
-    except DisagreementError as error:
+    except RankError as error:
         return str(error)
     return check.active_tokens, round(check.mean_abs, 6), round(check.max_abs, 6)
 

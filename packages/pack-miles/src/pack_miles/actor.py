@@ -1,7 +1,7 @@
 """The Core actor: scores and trains this rank's samples on packed rows, one optimizer step after another.
 
 All ranks run the same collectives in the same order, whatever their samples look like: equal pack counts are agreed
-before the first forward, and whatever can fail on one rank alone fails on all (`World.agreed`).
+before the first forward, and what can fail on one rank alone fails on all (`World.agreed`).
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Literal
 
 import attrs
 import torch
+from pack_core import Plan
 from pack_torch import (
     Groups,
     Normalization,
@@ -32,8 +33,7 @@ from pack_miles.config import Config
 from pack_miles.scoring_pass import ScoringPass
 from pack_miles.sink import ContractSink
 
-#: One optimizer step's packs of this rank, as indices into its samples.
-Packs = list[list[int]]
+Mode = Literal["standalone", "checked", "skipped"]
 
 
 @attrs.define(eq=False)
@@ -57,85 +57,83 @@ class Actor:
     completed_steps: int = 0
     last_check: int | None = None
 
-    def train(self, rollout_id: int, rollouts: Sequence[Rollout], plan_digest: str, expected: list[Packs]) -> None:
+    def train(self, rollout_id: int, rollouts: Sequence[Rollout], plan: Plan) -> None:
         """Score this rank's samples of one collection if need be, then take its optimizer steps.
 
         Args:
             rollout_id: the collection's number.
-            rollouts: this rank's column of the collection, in order, with rewards turned into advantages.
-            plan_digest: the digest of the plan the collection's order follows.
-            expected: the packs that plan gives this rank; the rank's own must be the same.
+            rollouts: this rank's column of the collection, in order, with their advantages.
+            plan: the collection's plan; the packs this rank agrees on with the others must be the plan's.
 
         Raises:
             RankError: on every rank, for what went wrong on any.
             DisagreementError: on every rank, when log-probabilities that must agree do not.
         """
         self.world.same({"samples": len(rollouts), "step": self.completed_steps, "configuration": self.config.digest})
-        steps = self._pack(rollouts, expected)
+        steps = self._rows(rollouts, plan)
         due = scoring.check_due(self.completed_steps, self.last_check, self.config.core.scoring_check_interval)
         standalone = self.scoring_pass.standalone
         if standalone or due:
-            rollouts = self._score(rollout_id, rollouts, steps, plan_digest)
-        for number, packs in enumerate(steps):
+            steps = self._score(rollout_id, steps, plan.digest)
+        for number, batches in enumerate(steps):
             # Only the first update of a collection runs at the weights that were scored.
             check = due and number == 0 and not (standalone and self.config.model.dropout > 0)
-            mode = "standalone" if standalone else "checked" if check else "skipped"
-            self._update(rollout_id, rollouts, packs, mode, check, plan_digest)
+            mode: Mode = "standalone" if standalone else "checked" if check else "skipped"
+            self._update(rollout_id, batches, mode, check, plan.digest)
 
-    def _pack(self, rollouts: Sequence[Rollout], expected: list[Packs]) -> list[Packs]:
+    def _rows(self, rollouts: Sequence[Rollout], plan: Plan) -> list[list[PackedBatch]]:
+        """Return the packed rows of every optimizer step, all checked on all ranks before the first forward of any."""
         options = ColumnOptions(
             step_samples=self.config.step_samples // self.world.size,
             capacity=self.config.capacity,
             equalize=self.config.core.packing_equalize,
             max_documents=self.config.max_documents,
         )
-        steps = pack_column([r.id for r in rollouts], [len(r.tokens) for r in rollouts], options, self.world)
-
-        def compare() -> None:
-            if steps != expected:
-                raise ValueError(f"this rank packs its samples as {steps}, but the plan says {expected}")
-
-        self.world.agreed(compare)
-        return steps
-
-    def _batches(self, rollouts: Sequence[Rollout], packs: Packs) -> list[PackedBatch]:
-        """Return the packs as rows, all of them checked on all ranks before the first forward of any."""
+        steps = pack_column([r.id for r in rollouts], [r.length for r in rollouts], options, self.world)
         replay = self.config.miles.use_rollout_routing_replay
 
-        def build() -> list[PackedBatch]:
-            batches = [build_batch(rollouts, pack, replay=replay).to(self.device) for pack in packs]
-            for batch in batches:
+        def build() -> list[list[PackedBatch]]:
+            planned = packs_of(plan, self.world)
+            if steps != planned:
+                raise ValueError(f"this rank packs its samples as {steps}, but the plan says {planned}")
+            built = [[build_batch(rollouts, pack, replay=replay).to(self.device) for pack in packs] for packs in steps]
+            for batch in [batch for batches in built for batch in batches]:
                 self.model.check(batch)
-            return batches
+            return built
 
         return self.world.agreed(build)
 
     def _score(
-        self, rollout_id: int, rollouts: Sequence[Rollout], steps: list[Packs], plan_digest: str
-    ) -> list[Rollout]:
-        """Return the samples with the log-probabilities of the weights as they are, over the packs of training."""
-        begin = self.clock()
-        scored = list(rollouts)
-        for number, packs in enumerate(steps):
-            self._tell_packing(rollout_id, rollouts, packs, "scoring", self.completed_steps + number + 1, plan_digest)
-            for pack, batch in zip(packs, self._batches(rollouts, packs), strict=True):
-                old = batch.split(self._forward(self.model, batch))
-                # The reference routes for itself: the recorded choices are the policy's.
-                plain = attrs.evolve(batch, routes=None)
-                frozen = batch.split(self._forward(self.reference, plain)) if self.reference else old
-                for index, log_probs, ref_log_probs in zip(pack, old, frozen, strict=True):
-                    scored[index] = self._scored(rollouts[index], log_probs, ref_log_probs)
-        seconds = self.clock() - begin
-        tokens = sum(len(r.tokens) for r in rollouts)
-        self._tell(
-            events.ScoreTiming, self.completed_steps, rollout_id=rollout_id, seconds=seconds, model_tokens=tokens
+        self, rollout_id: int, steps: Sequence[Sequence[PackedBatch]], plan_digest: str
+    ) -> list[list[PackedBatch]]:
+        """Return the rows with the log-probabilities of the weights as they are, over the packs of training."""
+        begin, scored = self.clock(), []
+        for number, batches in enumerate(steps):
+            self._tell_packing(rollout_id, batches, "scoring", self.completed_steps + number + 1, plan_digest)
+            scored.append([self._score_row(batch) for batch in batches])
+        self.sink.write(
+            events.ScoreTiming(
+                rank=self.world.rank,
+                step=self.completed_steps,
+                rollout_id=rollout_id,
+                seconds=self.clock() - begin,
+                model_tokens=sum(batch.tokens for batches in steps for batch in batches),
+            )
         )
         return scored
+
+    def _score_row(self, batch: PackedBatch) -> PackedBatch:
+        log_probs = batch.split(self._forward(self.model, batch))
+        # The reference routes for itself: the recorded choices are the policy's.
+        plain = attrs.evolve(batch, routes=None)
+        reference = batch.split(self._forward(self.reference, plain)) if self.reference else log_probs
+        return attrs.evolve(batch, rollouts=tuple(map(self._scored, batch.rollouts, log_probs, reference)))
 
     def _scored(self, rollout: Rollout, log_probs: Tensor, ref_log_probs: Tensor) -> Rollout:
         if self.reference is None:
             return attrs.evolve(rollout, old_log_probs=log_probs)
-        assert rollout.advantages is not None
+        if rollout.advantages is None:
+            raise ValueError(f"sample {rollout.id!r} has no advantages to take the KL penalty off")
         # KL in the advantages: k1, the log-ratio of policy to reference, taken off token by token.
         penalty = self.config.miles.kl_coef * (log_probs - ref_log_probs)
         return attrs.evolve(
@@ -151,69 +149,50 @@ class Actor:
         return response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature).cpu()
 
     def _update(
-        self,
-        rollout_id: int,
-        rollouts: Sequence[Rollout],
-        packs: Packs,
-        mode: str,
-        check: bool,
-        plan_digest: str,
+        self, rollout_id: int, batches: Sequence[PackedBatch], mode: Mode, check: bool, plan_digest: str
     ) -> None:
         """Take one optimizer step over all packs of the step, on all ranks."""
         begin = self.clock()
-        own = [rollouts[index] for pack in packs for index in pack]
-        versions = self.world.agreed(lambda: self._versions(own))
-        self._tell_packing(rollout_id, rollouts, packs, "training", self.completed_steps + 1, plan_digest)
-        batches = self._batches(rollouts, packs)
+        own = [rollout for batch in batches for rollout in batch.rollouts]
+        versions = self.world.agreed(lambda: self._admit(own))
+        self._tell_packing(rollout_id, batches, "training", self.completed_steps + 1, plan_digest)
         counts = self._normalization(own)
         objective, clipped, captured = self._backward(batches, counts, mode)
-        old = captured if mode == "skipped" else _scored(own)
-        self._agree_with_rollout(rollout_id, own, old, mode)
+        self._agree_with_rollout(rollout_id, own, captured if mode == "skipped" else _scores(own), mode)
         if check:
             self._check(rollout_id, own, captured)
         reduce_gradients(self.model, self.groups)
         norm = clip_gradients(self.model, self.config.miles.clip_grad, self.groups)
-        if not math.isfinite(norm):
-            # The norm is global, so every rank is here, and no rank has stepped.
-            self._tell(
-                events.OptimizerRejected,
-                self.completed_steps,
-                rollout_id=rollout_id,
-                gradient_norm=None,
-                reason="the gradient is not finite",
-            )
-            raise RankError(f"the gradient of update {self.completed_steps + 1} is not finite; no rank has stepped")
+        self._refuse_non_finite(rollout_id, norm)
+        rate = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         self.completed_steps += 1
-        share = self.world.total([clipped])[0] / counts.active_tokens
-        self._tell(
-            events.Optimizer,
-            self.completed_steps,
-            rollout_id=rollout_id,
-            normalization=events.Normalization(
-                samples=counts.samples,
-                active_tokens=counts.active_tokens,
-                token_denominator=counts.active_tokens,
-                model_tokens=counts.model_tokens,
-                world_size=self.world.size,
-            ),
-            reduction=self.config.reduction,
-            scoring_pass=mode,
-            local_policy_objective=objective,
-            clip_fraction=share,
-            gradient_norm=norm,
-            local_behavior_versions=tuple(versions),
-            local_microbatches=len(packs),
-            lr_used=float(self.optimizer.param_groups[0]["lr"]),
-            optimizer_skipped=False,
-            elapsed_seconds=self.clock() - begin,
+        self.sink.write(
+            events.Optimizer(
+                rank=self.world.rank,
+                step=self.completed_steps,
+                rollout_id=rollout_id,
+                normalization=events.Normalization(
+                    **attrs.asdict(counts), token_denominator=counts.active_tokens, world_size=self.world.size
+                ),
+                reduction=self.config.reduction,
+                scoring_pass=mode,
+                local_policy_objective=objective,
+                clip_fraction=self.world.total([clipped])[0] / counts.active_tokens,
+                gradient_norm=norm,
+                local_behavior_versions=tuple(versions),
+                local_microbatches=len(batches),
+                lr_used=rate,
+                lr_next=float(self.optimizer.param_groups[0]["lr"]),
+                elapsed_seconds=self.clock() - begin,
+            )
         )
 
-    def _versions(self, rollouts: Sequence[Rollout]) -> list[str]:
-        """Return the policy versions of the samples, none older than the allowed lag."""
-        versions = sorted({version for rollout in rollouts for version in rollout.weight_versions}, key=int)
+    def _admit(self, rollouts: Sequence[Rollout]) -> list[str]:
+        """Return the policy versions of the samples; each sample is fresh enough, and whole where it trains."""
         lag = self.config.core.max_policy_lag
         for rollout in rollouts:
+            rollout.check_finite()
             if not rollout.weight_versions:
                 raise ValueError(f"sample {rollout.id!r} names no policy version")
             age = self.completed_steps - min(int(version) for version in rollout.weight_versions)
@@ -221,7 +200,7 @@ class Actor:
                 raise ValueError(
                     f"sample {rollout.id!r} is {age} updates old, but max_policy_lag is {lag}; raise it or sample anew"
                 )
-        return versions
+        return sorted({version for rollout in rollouts for version in rollout.weight_versions}, key=int)
 
     def _normalization(self, own: Sequence[Rollout]) -> Normalization:
         """Return the step's counts over all ranks and packs, the denominators of its loss."""
@@ -233,7 +212,7 @@ class Actor:
         return counts
 
     def _backward(
-        self, batches: Sequence[PackedBatch], counts: Normalization, mode: str
+        self, batches: Sequence[PackedBatch], counts: Normalization, mode: Mode
     ) -> tuple[float, int, list[Tensor]]:
         """Run forward and backward over the packs; return the local objective, clipped tokens and log-probabilities."""
         miles, reduction = self.config.miles, self.config.reduction
@@ -265,16 +244,26 @@ class Actor:
         return objective, clipped, captured
 
     def _agree_with_rollout(
-        self, rollout_id: int, own: Sequence[Rollout], trainer: Sequence[Tensor], mode: str
+        self, rollout_id: int, own: Sequence[Rollout], trainer: Sequence[Tensor], mode: Mode
     ) -> None:
         """Report, and gate if asked, how far the trainer's log-probabilities are from the rollout's."""
-        sampled = [rollout.rollout_log_probs for rollout in own if rollout.rollout_log_probs is not None]
-        if self.world.largest([len(sampled) < len(own)])[0]:
+        limit = self.config.core.max_train_rollout_logprob_abs_diff
+        missing = [rollout.id for rollout in own if rollout.rollout_log_probs is None]
+
+        def gated() -> None:
+            if missing and limit is not None:
+                raise ValueError(
+                    f"sample {missing[0]!r} has no rollout_log_probs, but max_train_rollout_logprob_abs_diff is "
+                    f"{limit:g}; record them in the rollout, or leave the limit out"
+                )
+
+        self.world.agreed(gated)
+        if self.world.largest([len(missing)])[0]:
             return  # rollouts of elsewhere may bring none, and then there is nothing to compare
+        sampled = [rollout.rollout_log_probs for rollout in own if rollout.rollout_log_probs is not None]
         found = scoring.profile(trainer, sampled, [rollout.loss_mask for rollout in own], self.world)
         source: Literal["training_forward", "standalone"] = "training_forward" if mode == "skipped" else "standalone"
         self.sink.write(found.event(self.world.rank, self.completed_steps + 1, rollout_id, source))
-        limit = self.config.core.max_train_rollout_logprob_abs_diff
         if limit is not None and found.mean_abs > limit:
             raise scoring.DisagreementError(
                 f"trainer and rollout log-probabilities differ by {found.mean_abs:.3g} on average, "
@@ -284,39 +273,62 @@ class Actor:
     def _check(self, rollout_id: int, own: Sequence[Rollout], captured: Sequence[Tensor]) -> None:
         """Compare the scoring pass with the training forward, and stop all ranks where they differ."""
         core = self.config.core
-        found = scoring.compare(_scored(own), captured, [rollout.loss_mask for rollout in own], self.world)
+        found = scoring.compare(_scores(own), captured, [rollout.loss_mask for rollout in own], self.world)
         self.sink.write(found.event(self.world.rank, self.completed_steps, rollout_id, core))
         scoring.gate(found, core.scoring_check_tolerance, core.scoring_check_max_tolerance)
         self.last_check = self.completed_steps
 
+    def _refuse_non_finite(self, rollout_id: int, norm: float) -> None:
+        if math.isfinite(norm):
+            return
+        # The norm is global, so every rank is here, and no rank has stepped.
+        reason = f"the gradient of update {self.completed_steps + 1} is not finite; no rank has stepped"
+        self.sink.write(
+            events.OptimizerRejected(
+                rank=self.world.rank,
+                step=self.completed_steps,
+                rollout_id=rollout_id,
+                gradient_norm=None,
+                reason=reason,
+            )
+        )
+        raise RankError(reason)
+
     def _tell_packing(
         self,
         rollout_id: int,
-        rollouts: Sequence[Rollout],
-        packs: Packs,
-        pass_: str,
+        batches: Sequence[PackedBatch],
+        pass_: Literal["scoring", "training"],
         step: int,
         plan_digest: str,
     ) -> None:
-        sizes = [sum(len(rollouts[index].tokens) for index in pack) for pack in packs]
-        samples = sum(len(pack) for pack in packs)
-        self._tell(
-            events.Packing,
-            step,
-            rollout_id=rollout_id,
-            pass_=pass_,
-            plan_digest=plan_digest,
-            samples=samples,
-            packs=len(packs),
-            model_tokens=sum(sizes),
-            max_pack_tokens=max(sizes),
-            token_budget=self.config.capacity,
-            fill_fraction=sum(sizes) / (len(packs) * self.config.capacity),
-            samples_per_pack=samples / len(packs),
+        tokens = sum(batch.tokens for batch in batches)
+        samples = sum(batch.documents for batch in batches)
+        self.sink.write(
+            events.Packing(
+                rank=self.world.rank,
+                step=step,
+                rollout_id=rollout_id,
+                pass_=pass_,
+                plan_digest=plan_digest,
+                samples=samples,
+                packs=len(batches),
+                model_tokens=tokens,
+                max_pack_tokens=max(batch.tokens for batch in batches),
+                token_budget=self.config.capacity,
+                fill_fraction=tokens / (len(batches) * self.config.capacity),
+                samples_per_pack=samples / len(batches),
+            )
         )
 
-    def _tell(self, kind: Callable[..., events.Event], step: int, **fields: object) -> None:
-        self.sink.write(kind(rank=self.world.rank, step=step, **fields))
+
+def packs_of(plan: Plan, world: World) -> list[list[list[int]]]:
+    """Return the plan's packs of this rank, step by step, as places in its own column.
+
+    Position p of the plan's order is this rank's place `p // ranks`.
+    """
+    place = {index: position // world.size for position, index in enumerate(plan.order)}
+    return [[[place[index] for index in pack] for pack in step.packs[world.rank]] for step in plan.steps]
 
 
 def _finite(objective: float) -> None:
@@ -324,6 +336,6 @@ def _finite(objective: float) -> None:
         raise ValueError(f"the loss is {objective}; no rank has stepped")
 
 
-def _scored(rollouts: Sequence[Rollout]) -> list[Tensor]:
+def _scores(rollouts: Sequence[Rollout]) -> list[Tensor]:
     """Return the scoring pass's log-probabilities, which every sample has by now."""
     return [rollout.old_log_probs for rollout in rollouts if rollout.old_log_probs is not None]

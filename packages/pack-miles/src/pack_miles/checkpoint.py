@@ -26,7 +26,7 @@ def save(root: Path, where: Standing, state: dict[str, Any], keep: int, world: W
         world: all ranks take part.
     """
     final = root / "checkpoints" / f"collection_{where.rollouts:06d}"
-    partial = final.with_suffix(".partial")
+    partial = final.with_suffix(standing.PARTIAL)
 
     def begin() -> None:
         if world.rank == 0:
@@ -53,5 +53,16 @@ def load(path: Path, world: World) -> dict[str, Any]:
     Raises:
         RankError: on every rank, when any rank cannot read its part.
     """
-    state: dict[str, Any] = world.agreed(lambda: torch.load(path / f"rank{world.rank}.pt", weights_only=True))
-    return state
+    part = path / f"rank{world.rank}.pt"
+
+    def read() -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = torch.load(part, weights_only=True)
+        except Exception as error:  # a torn file fails in as many ways as its format has parts
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{part} cannot be read ({reason}); remove {path} and resume from the one before"
+            ) from error
+        return state
+
+    return world.agreed(read)

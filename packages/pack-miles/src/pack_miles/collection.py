@@ -26,30 +26,39 @@ def collect(
     Args:
         config: the run's.
         task: what is asked, and what an answer earns.
-        rollout_id: the collection's number; with the run's seeds it decides every prompt and every draw.
+        rollout_id: the collection's number; with `data.seed` it decides every prompt and every draw.
         policy: the weights to sample from, with all experts on this rank.
         version: the optimizer updates these weights have seen.
         world: every rank takes part.
     """
     shares = world.gather(_sample_share(config, task, rollout_id, policy, version, world))
-    return sorted((row for share in shares for row in share), key=lambda row: row.index or 0)
+    return sorted((row for share in shares for row in share), key=_index)
+
+
+def _index(row: RolloutRow) -> int:
+    assert isinstance(row.index, int)  # the sampler numbers its rows
+    return row.index
 
 
 def _sample_share(
     config: Config, task: Task, rollout_id: int, policy: SmallModel, version: int, world: World
 ) -> list[RolloutRow]:
-    """Return this rank's rows: every prompt group whole, groups dealt out in turn."""
-    miles = config.miles
+    """Return this rank's rows: every prompt group whole, groups dealt out in turn.
+
+    Each sample draws from a seed of its own, so the number of ranks changes who samples it and nothing else.
+    """
+    miles, seed = config.miles, config.data.seed
     groups = range(rollout_id * miles.rollout_batch_size, (rollout_id + 1) * miles.rollout_batch_size)
     own = [group for group in groups if group % world.size == world.rank for _ in range(miles.n_samples_per_prompt)]
-    prompts = {group: task.prompt(Random(_seed(config.data.seed, "prompt", group))) for group in own}
+    indices = [group * miles.n_samples_per_prompt + n % miles.n_samples_per_prompt for n, group in enumerate(own)]
+    prompts = {group: task.prompt(Random(_seed(seed, "prompt", group))) for group in own}
+    draws = [_draws(_seed(seed, "sample", index), miles.rollout_max_response_len) for index in indices]
     drawn = sample(
         policy,
         [prompts[group] for group in own],
-        max_response_len=miles.rollout_max_response_len,
+        torch.stack(draws) if draws else torch.zeros(0, 1),
         end=task.end,
         temperature=miles.rollout_temperature,
-        generator=torch.Generator().manual_seed(_seed(config.run.seed, "sample", rollout_id, world.rank)),
     )
     return [
         RolloutRow(
@@ -59,28 +68,42 @@ def _sample_share(
             rollout_log_probs=one.log_probs,
             rollout_routed_experts=one.routes.tolist(),
             reward=task.reward(prompts[group], one.tokens[len(prompts[group]) :]),
-            index=group * miles.n_samples_per_prompt + number % miles.n_samples_per_prompt,
+            index=index,
             group_index=group,
             weight_versions=[str(version)],
         )
-        for number, (group, one) in enumerate(zip(own, drawn, strict=True))
+        for index, group, one in zip(indices, own, drawn, strict=True)
     ]
 
 
-def to_rollouts(config: Config, rows: Sequence[RolloutRow]) -> list[Rollout]:
-    """Return a collection's rows as tensors, with GRPO advantages spread over their response tokens.
+def _draws(seed: int, count: int) -> torch.Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
-    Rewards are compared inside `group_index`, wherever the rows of a group stand.
+
+def advantages(config: Config, rows: Sequence[RolloutRow]) -> list[float]:
+    """Return the GRPO advantage of every row: rewards compared inside `group_index`, wherever a group's rows stand."""
+    groups = [row.group_index for row in rows]
+    return grpo_advantages(rewards(rows), groups, std_normalization=config.miles.grpo_std_normalization)
+
+
+def rewards(rows: Sequence[RolloutRow]) -> list[float]:
+    """Return the rewards of rows that have all been judged.
+
+    Raises:
+        ValueError: a row has no reward; it is named.
     """
-    rewards, groups = [float(row.reward or 0.0) for row in rows], [row.group_index for row in rows]
-    advantages = grpo_advantages(rewards, groups, std_normalization=config.miles.grpo_std_normalization)
-    dtype = DTYPES[config.model.dtype]
-    return [_to_rollout(row, advantage, dtype) for row, advantage in zip(rows, advantages, strict=True)]
+    for row in rows:
+        if row.reward is None:
+            raise ValueError(f"sample {row.index!r} has no reward")
+    return [row.reward for row in rows if row.reward is not None]
 
 
-def _to_rollout(row: RolloutRow, advantage: float, dtype: torch.dtype) -> Rollout:
+def to_rollout(row: RolloutRow, advantage: float, dtype: torch.dtype) -> Rollout:
+    """Return a row as tensors, its advantage spread over its response tokens."""
+    if row.index is None:
+        raise ValueError("a row has no index; the trainer tells samples apart by it")
     return Rollout(
-        id=row.index if row.index is not None else 0,
+        id=row.index,
         tokens=torch.tensor(row.tokens),
         response_length=row.response_length,
         loss_mask=_tensor(row.loss_mask, torch.bool),
@@ -99,16 +122,16 @@ def _tensor(values: Sequence[object] | None, dtype: torch.dtype) -> torch.Tensor
 
 def describe(rows: Sequence[RolloutRow], rollout_id: int, step: int, seconds: float) -> events.Rollout:
     """Return the event in which rank 0 tells of a collection."""
-    rewards = [float(row.reward or 0.0) for row in rows]
+    given = rewards(rows)
     return events.Rollout(
         rank=0,
         step=step,
         rollout_id=rollout_id,
         samples=len(rows),
-        reward_mean=statistics.fmean(rewards),
-        reward_std=statistics.pstdev(rewards),
-        reward_min=min(rewards),
-        reward_max=max(rewards),
+        reward_mean=statistics.fmean(given),
+        reward_std=statistics.pstdev(given),
+        reward_min=min(given),
+        reward_max=max(given),
         response_tokens=sum(row.response_length for row in rows),
         model_tokens=sum(len(row.tokens) for row in rows),
         seconds=seconds,

@@ -95,10 +95,6 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
-    def barrier(self) -> None:
-        """Wait until every rank has come this far."""
-        self.largest([0])
-
 
 def _tell(errors: Sequence[str | None]) -> str:
     if len(set(errors)) == 1:

@@ -40,3 +40,7 @@ class Progress:
     def advance(self, done: int, reward: float) -> None:
         """Show that `done` collections are trained, the newest with this mean reward."""
         self._bar.update(self._task, completed=done, reward=f"{reward:.3f}")
+
+    def begin(self, done: int) -> None:
+        """Show that `done` collections were trained before, and count the time from here."""
+        self._bar.reset(self._task, completed=done, reward="-")

@@ -23,13 +23,7 @@ class Sampled:
 
 @torch.no_grad()
 def sample(
-    model: SmallModel,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_response_len: int,
-    end: int,
-    temperature: float,
-    generator: torch.Generator,
+    model: SmallModel, prompts: Sequence[Sequence[int]], draws: Tensor, *, end: int, temperature: float
 ) -> list[Sampled]:
     """Return one sampled response for each prompt.
 
@@ -40,17 +34,17 @@ def sample(
     Args:
         model: the policy, with all its experts on this rank.
         prompts: token ids, at least one each.
-        max_response_len: tokens after which a response is cut.
+        draws: `[prompts, longest response]` float64 uniform in [0, 1), the only source of randomness: a number
+            chooses a token where it falls among the cumulated probabilities. A response is cut at their number.
         end: the token that ends a response.
         temperature: divides the logits.
-        generator: the only source of randomness.
     """
     model.eval()
     sequences = [list(prompt) for prompt in prompts]
     log_probs: list[list[float]] = [[] for _ in prompts]
     routes: list[list[Tensor]] = [[] for _ in prompts]
     active = list(range(len(prompts)))
-    for _ in range(max_response_len):
+    for step in range(draws.shape[1]):
         if not active:
             break
         lengths = tuple(len(sequences[i]) for i in active)
@@ -58,8 +52,8 @@ def sample(
         output = model(PackedBatch(input_ids=ids, doc_lens=lengths))
         ends = torch.tensor(lengths).cumsum(0)
         scores = torch.log_softmax(model.logits(output.hidden[ends - 1]) / temperature, dim=-1)
-        chosen = torch.multinomial(scores.exp(), 1, generator=generator)
-        chances = scores.gather(1, chosen)[:, 0].tolist()
+        chosen = _choose(scores, draws[active, step])
+        chances = scores.gather(1, chosen[:, None])[:, 0].tolist()
         for place, i in enumerate(active):
             last = int(ends[place])
             new = lengths[place] - sum(len(rows) for rows in routes[i])
@@ -71,3 +65,10 @@ def sample(
         Sampled(sequence, len(chances), chances, torch.cat(rows))
         for sequence, chances, rows in zip(sequences, log_probs, routes, strict=True)
     ]
+
+
+def _choose(scores: Tensor, draws: Tensor) -> Tensor:
+    """Return `[rows]` the token in whose share of [0, 1) each draw falls."""
+    shares = scores.double().exp().cumsum(dim=-1)
+    # Rounding may leave the last sum a little under 1, and a draw above it belongs to the last token.
+    return torch.searchsorted(shares, draws[:, None], right=True)[:, 0].clamp(max=scores.shape[1] - 1)

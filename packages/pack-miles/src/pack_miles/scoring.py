@@ -78,24 +78,21 @@ def compare(first: Sequence[Tensor], second: Sequence[Tensor], masks: Sequence[T
     """Return the absolute differences of two lists of per-sample log-probabilities `[R]`, over all ranks.
 
     Raises:
-        DisagreementError: on every rank, when shapes or counts differ, a value is not finite, or no token is active.
+        RankError: on every rank, when on any the shapes differ or the log-probability of an active token is not finite.
+        DisagreementError: on every rank, when no token is active.
     """
-    problem = None
-    deltas = torch.zeros(0, dtype=torch.float64)
-    if [tuple(x.shape) for x in first] != [tuple(x.shape) for x in second] or len(first) != len(masks):
-        problem = "the two passes scored different tokens"
-    else:
-        deltas = active_differences(first, second, masks)
-        if not torch.isfinite(deltas).all():
-            problem = "a log-probability of an active token is not finite"
-    count, total, above, failed = world.total(
-        [deltas.numel(), float(deltas.sum()) if not problem else 0.0, int((deltas > EDGE).sum()), problem is not None]
-    )
-    (largest,) = world.reduce([float(deltas.max()) if deltas.numel() and not problem else 0.0], dist.ReduceOp.MAX)
-    if failed:
-        raise DisagreementError(f"log-probabilities cannot be compared: {problem or 'another rank says why'}")
+
+    def difference() -> Tensor:
+        if [tuple(x.shape) for x in first] != [tuple(x.shape) for x in second] or len(first) != len(masks):
+            raise ValueError("scoring and training cover different tokens")
+        return _active_differences(first, second, masks)
+
+    deltas = world.agreed(difference)
+    largest = float(deltas.max()) if deltas.numel() else 0.0
+    count, total, above = world.total([deltas.numel(), float(deltas.sum()), int((deltas > EDGE).sum())])
     if not count:
-        raise DisagreementError("log-probabilities cannot be compared: no token is active in the whole step")
+        raise DisagreementError("scoring and training cannot be compared: no token is active in the whole step")
+    (largest,) = world.reduce([largest], dist.ReduceOp.MAX)
     return Check(int(count), total / count, largest, int(above))
 
 
@@ -165,21 +162,24 @@ class Profile:
 
 
 def profile(trainer: Sequence[Tensor], rollout: Sequence[Tensor], masks: Sequence[Tensor], world: World) -> Profile:
-    """Return how the trainer's log-probabilities differ from the rollout's, by size, position and length."""
+    """Return how the trainer's log-probabilities differ from the rollout's, by size, position and length.
+
+    Raises:
+        RankError: on every rank, when on any the log-probability of an active token is not finite.
+    """
     counts = torch.zeros(len(EDGES) + 1, dtype=torch.float64)
     tokens = torch.zeros(len(GROUPS), dtype=torch.float64)
     sums = torch.zeros(len(GROUPS), dtype=torch.float64)
     largest = 0.0
     edges = torch.tensor(EDGES, dtype=torch.float64)
-    for one, other, mask in zip(trainer, rollout, masks, strict=True):
-        active = mask.bool().nonzero().flatten()
-        delta = (one.double() - other.double()).abs()[active]
+    deltas = world.agreed(lambda: list(map(_delta, trainer, rollout, masks)))
+    for delta, mask in zip(deltas, masks, strict=True):
         if not delta.numel():
             continue
+        length = mask.numel()
         largest = max(largest, float(delta.max()))
         counts += torch.bincount(torch.bucketize(delta, edges), minlength=len(EDGES) + 1)
-        length = mask.numel()
-        thirds = (active * 3) // length
+        thirds = (mask.bool().nonzero().flatten() * 3) // length
         classes = 3 + (length > 1024) + (length > 4096)
         for third in range(3):
             tokens[third] += int((thirds == third).sum())
@@ -204,10 +204,18 @@ def profile(trainer: Sequence[Tensor], rollout: Sequence[Tensor], masks: Sequenc
     )
 
 
-def active_differences(first: Sequence[Tensor], second: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
-    """Return the absolute differences over active tokens, flat, in float64."""
-    parts = [
-        (one.double() - other.double()).abs()[mask.bool()]
-        for one, other, mask in zip(first, second, masks, strict=True)
-    ]
+def _active_differences(first: Sequence[Tensor], second: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
+    """Return the absolute differences over active tokens, flat, in float64.
+
+    Raises:
+        ValueError: one is not finite.
+    """
+    parts = [_delta(one, other, mask) for one, other, mask in zip(first, second, masks, strict=True)]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def _delta(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    delta = (one.double() - other.double()).abs()[mask.bool()]
+    if not torch.isfinite(delta).all():
+        raise ValueError("the log-probability of an active token is not finite")
+    return delta

@@ -105,7 +105,10 @@ class ContractSink:
         except TypeError as error:
             raise ValueError(f"event {name!r} has no JSON form: {error}") from error
         del fields["event"]
-        self._logger.msg(name, **fields)
+        try:
+            self._logger.msg(name, **fields)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         """Close the file."""

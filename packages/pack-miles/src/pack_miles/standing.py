@@ -4,8 +4,13 @@ from pathlib import Path
 
 import msgspec
 
+from pack_miles.errors import InputError
+
 #: The file that rank 0 adds last; without it a folder is no checkpoint.
 FILE = "standing.json"
+
+#: The ending of a folder whose ranks are still writing.
+PARTIAL = ".partial"
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +24,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 def checkpoints(root: Path) -> list[Path]:
     """Return a run's complete checkpoints, oldest first."""
-    return sorted(path.parent for path in (root / "checkpoints").glob(f"collection_{'[0-9]' * 6}/{FILE}"))
+    found = [path.parent for path in (root / "checkpoints").glob(f"collection_*/{FILE}")]
+    return sorted((path for path in found if path.suffix != PARTIAL), key=lambda path: int(path.name.split("_")[1]))
 
 
 def latest(root: Path) -> Path | None:
@@ -33,8 +39,17 @@ def latest(root: Path) -> Path | None:
 
 
 def read(checkpoint: Path) -> Standing:
-    """Return what a checkpoint says of itself."""
-    return msgspec.json.decode((checkpoint / FILE).read_bytes(), type=Standing)
+    """Return what a checkpoint says of itself.
+
+    Raises:
+        InputError: its description cannot be read; names the file and the remedy.
+    """
+    try:
+        return msgspec.json.decode((checkpoint / FILE).read_bytes(), type=Standing)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InputError(
+            f"{checkpoint / FILE} cannot be read ({error}); remove {checkpoint} and resume from the one before"
+        ) from None
 
 
 def write(checkpoint: Path, standing: Standing) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 import attrs
 import msgspec
 import torch
-from pack_core import Plan, Sample, record
+from pack_core import Plan, record
 from pack_torch import (
     ModelConfig,
-    Rollout,
     SmallModel,
     build_groups,
     full_state,
@@ -24,14 +23,14 @@ from pack_torch import (
 
 from pack_miles import checkpoint, events, standing
 from pack_miles.actor import Actor
-from pack_miles.collection import DTYPES, collect, describe, to_rollouts
+from pack_miles.collection import DTYPES, advantages, collect, describe, rewards, to_rollout
 from pack_miles.collectives import World
 from pack_miles.config import Config
 from pack_miles.planning import plan_samples
 from pack_miles.progress import Progress
-from pack_miles.samples import write_rows
+from pack_miles.samples import RolloutRow, to_samples, write_rows
 from pack_miles.scoring_pass import decide
-from pack_miles.sink import ContractSink
+from pack_miles.sink import ContractSink, contract_path
 from pack_miles.standing import Standing
 from pack_miles.tasks import TASKS, Task
 
@@ -47,33 +46,64 @@ class Clocks:
 def train_rank(
     config: Config, world: World, clocks: Clocks, sink: ContractSink, progress: Progress, device: torch.device
 ) -> None:
-    """Run one rank to the end of the configured collections; every rank of the world must call it."""
-    task = TASKS[str(config.data.task)]
-    actor, policy = build(config, task, world, sink, clocks.tick, device)
+    """Run one rank to the end of the configured collections; every rank of the world must call it.
+
+    Raises:
+        RankError: on every rank, for what went wrong on any.
+        DisagreementError: on every rank, when log-probabilities that must agree do not.
+    """
+    actor: Actor | None = None
     try:
+        _meet(config, world)
+        task = TASKS[str(config.data.task)]
+        actor, policy = build(config, task, world, sink, clocks.tick, device)
         _train(config, task, actor, policy, clocks, progress)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
-        sink.write(events.RunFailed(rank=world.rank, step=actor.completed_steps, error=told))
+        sink.write(events.RunFailed(rank=world.rank, step=actor.completed_steps if actor else 0, error=told))
         raise
 
 
+def _meet(config: Config, world: World) -> None:
+    """Check, before any other collective, that all ranks are about to run the same thing into the same folder."""
+    newest = world.agreed(lambda: standing.latest(Path(config.output.root)))
+    world.same(
+        {
+            "configuration": config.digest,
+            "miles.num_rollout": config.miles.num_rollout,
+            "run.checkpoint_every": config.run.checkpoint_every,
+            "run.resume": str(config.run.resume),
+            "the newest checkpoint": newest.name if newest else "none",
+        }
+    )
+    # Rank 0 has opened its contract file by now: a folder without it is another node's own.
+    first = contract_path(Path(config.output.root), 0)
+
+    def look() -> None:
+        if not first.exists():
+            raise ValueError(f"output.root = {config.output.root!r} is not one folder that all ranks see; share it")
+
+    world.agreed(look)
+
+
 def _train(config: Config, task: Task, actor: Actor, policy: SmallModel, clocks: Clocks, progress: Progress) -> None:
-    begin, world = clocks.tick(), actor.world
+    begin, world, sink = clocks.tick(), actor.world, actor.sink
+    dtype = DTYPES[config.model.dtype]
     first = _resume(config, actor) if config.run.resume else 0
-    actor.sink.write(_started(config, world, actor, clocks))
+    sink.write(_started(config, world, actor, clocks))
+    progress.begin(first)
     for rollout_id in range(first, config.miles.num_rollout):
-        collection = _collect(config, task, rollout_id, actor, policy, clocks)
-        chosen = _plan(config, rollout_id, collection, actor)
+        rows = _collect(config, task, rollout_id, actor, policy, clocks)
+        chosen, gains = _plan(config, rollout_id, rows, actor), advantages(config, rows)
         # The stride partition: position p of the order is rank p % ranks' sample at place p // ranks.
-        column = [collection[index] for index in chosen.order][world.rank :: world.size]
-        actor.train(rollout_id, column, chosen.digest, _own_packs(chosen, world))
+        column = [to_rollout(rows[index], gains[index], dtype) for index in chosen.order[world.rank :: world.size]]
+        actor.train(rollout_id, column, chosen)
         done = rollout_id + 1
         every = config.run.checkpoint_every
         if done == config.miles.num_rollout or (every and done % every == 0):
             _save(config, actor, done, clocks)
-        progress.advance(done, _mean_reward(collection))
-    actor.sink.write(
+        progress.advance(done, statistics.fmean(rewards(rows)))
+    sink.write(
         events.RunFinished(
             rank=world.rank,
             step=actor.completed_steps,
@@ -129,7 +159,7 @@ def build(
 
 def _collect(
     config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel, clocks: Clocks
-) -> list[Rollout]:
+) -> list[RolloutRow]:
     """Return the collection sampled from the actor's weights as they are, on every rank; rank 0 writes it down."""
     begin = clocks.tick()
     load_full_state(policy, full_state(actor.model))
@@ -138,12 +168,12 @@ def _collect(
         actor.sink.write(describe(rows, rollout_id, actor.completed_steps, clocks.tick() - begin))
         if config.run.save_rollouts:
             write_rows(Path(config.output.root) / "rollouts" / f"{rollout_id:06d}.jsonl.gz", rows)
-    return to_rollouts(config, rows)
+    return rows
 
 
-def _plan(config: Config, rollout_id: int, collection: list[Rollout], actor: Actor) -> Plan:
+def _plan(config: Config, rollout_id: int, rows: list[RolloutRow], actor: Actor) -> Plan:
     """Return the collection's plan; rank 0 writes down every input of it."""
-    samples = [Sample(id=r.id, length=r.length, group=r.group) for r in collection]
+    samples = to_samples(rows)
     chosen = plan_samples(config, samples)
     if actor.world.rank == 0:
         written = record(chosen, samples)
@@ -151,21 +181,15 @@ def _plan(config: Config, rollout_id: int, collection: list[Rollout], actor: Act
     return chosen
 
 
-def _own_packs(chosen: Plan, world: World) -> list[list[list[int]]]:
-    """Return the plan's packs of this rank, as places in its column: index p of the collection is at p // ranks."""
-    place = {index: position // world.size for position, index in enumerate(chosen.order)}
-    return [[[place[index] for index in pack] for pack in step.packs[world.rank]] for step in chosen.steps]
-
-
 def _resume(config: Config, actor: Actor) -> int:
     """Bring the actor to where the newest checkpoint stands and return how many collections are done."""
     path = standing.latest(Path(config.output.root))
     if path is None:
-        return 0
+        raise ValueError(f"output.root = {config.output.root!r} holds no checkpoint to resume")
+    where = actor.world.agreed(lambda: standing.read(path))
     state = checkpoint.load(path, actor.world)
     actor.model.load_state_dict(state["model"])
     actor.optimizer.load_state_dict(state["optimizer"])
-    where = standing.read(path)
     actor.completed_steps = where.completed_steps
     return where.rollouts
 
@@ -198,7 +222,3 @@ def _started(config: Config, world: World, actor: Actor, clocks: Clocks) -> even
         configuration=msgspec.to_builtins(config.resolved()),
         time=clocks.now(),
     )
-
-
-def _mean_reward(collection: list[Rollout]) -> float:
-    return statistics.fmean(float(rollout.reward or 0.0) for rollout in collection)

@@ -147,7 +147,8 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Return the batch with tokens and routes on a device; all that is derived follows them there."""
-        if self.input_ids.device == torch.device(device):
+        where = torch.device(device)
+        if self.input_ids.device == where and (self.routes is None or self.routes.device == where):
             return self
         routes = None if self.routes is None else self.routes.to(device)
         return attrs.evolve(self, input_ids=self.input_ids.to(device), routes=routes)

@@ -106,9 +106,10 @@ def policy_loss(
     """Return the numerator of the clipped policy-gradient loss of one packed row.
 
     Per active token, with ratio r = exp(log_prob - old_log_prob) and advantage A, the loss is
-    max(-A r, -A clip(r, 1 - eps_clip, 1 + eps_clip_high)). `token` sums it; `response` sums each sample's mean over its
-    own active tokens. Numerators of any cut into packs add up to the same number. Masked tokens are taken out before
-    any arithmetic, so whatever they hold, NaN included, reaches neither the loss nor a gradient.
+    max(-A r, -A clip(r, 1 - eps_clip, 1 + eps_clip_high)). A log-ratio beyond 20 is held at 20 and gives no gradient:
+    such a token is hopelessly off-policy, and its ratio would overflow. `token` sums the losses; `response` sums each
+    sample's mean over its own active tokens. Numerators of any cut into packs add up to the same number. Masked tokens
+    are taken out before any arithmetic, so whatever they hold, NaN included, reaches neither the loss nor a gradient.
 
     Args:
         log_probs: `[S]` of the current policy, with their graph.

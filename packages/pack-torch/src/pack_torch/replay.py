@@ -10,7 +10,7 @@ from torch import Tensor
 from pack_torch.rollout import Rollout
 
 
-def pack_routes(rollouts: Sequence[Rollout], layers: int | None = None) -> Tensor:
+def pack_routes(rollouts: Sequence[Rollout]) -> Tensor:
     """Return the recorded routes of `rollouts`, one row per token, documents in the order given.
 
     A rollout of n tokens brings n-1 rows. Each document gets its own final row, interior documents too: that token
@@ -19,7 +19,6 @@ def pack_routes(rollouts: Sequence[Rollout], layers: int | None = None) -> Tenso
 
     Args:
         rollouts: each with `routes` `[T-1, layers, top_k]`; the widths may differ, the last two axes may not.
-        layers: the decoder layers the model has, dense ones too; None takes the first rollout's.
 
     Returns:
         `[T, layers, top_k]` integer ids, T the tokens of all rollouts together.
@@ -42,7 +41,7 @@ def pack_routes(rollouts: Sequence[Rollout], layers: int | None = None) -> Tenso
             raise ValueError(
                 f"sample {rollout.id!r} has no routes but replay is on; record them during rollout or turn replay off"
             )
-        expected = expected or (layers or int(routes.shape[1]), int(routes.shape[2]))
+        expected = expected or (int(routes.shape[1]), int(routes.shape[2]))
         if tuple(routes.shape[1:]) != expected:
             raise ValueError(
                 f"sample {rollout.id!r}: routes have {routes.shape[1]} layers and top_k {routes.shape[2]} but "

@@ -128,6 +128,26 @@ class Rollout:
         """Response tokens that the loss mask lets train."""
         return int(self.loss_mask.sum())
 
+    def check_finite(self) -> None:
+        """Raise unless every number that trains is finite; what the mask hides may be anything.
+
+        Raises:
+            ValueError: naming the sample, the field and the response token.
+
+        >>> Rollout("a", [1, 2, 3], 2, loss_mask=[0, 1], advantages=[float("nan"), 1.0]).check_finite()
+        """
+        for name in RESPONSE_FIELDS[1:]:
+            values = getattr(self, name)
+            if values is None:
+                continue
+            wrong = (self.loss_mask & ~torch.isfinite(values)).nonzero()
+            if wrong.numel():
+                place = int(wrong[0])
+                raise ValueError(
+                    f"sample {self.id!r}: {name} is {float(values[place])} at response token {place}, which trains; "
+                    "mask the token or mend its value"
+                )
+
 
 def _check_lengths(rollout: Rollout) -> None:
     if rollout.tokens.dim() != 1 or rollout.length == 0:
