@@ -116,6 +116,11 @@ def test_an_index_without_a_length_is_refused() -> None:
         equalize(stray, [1, 2], count=2)
 
 
+def test_plain_lists_are_no_packing() -> None:
+    with pytest.raises(PackError, match="packing is a list; give the Packing that pack returned"):
+        equalize([[0, 1]], [3, 4], count=2)  # type: ignore[arg-type]
+
+
 def test_a_cap_that_the_packs_already_break_is_refused() -> None:
     with pytest.raises(PackError, match="max_documents is 1 but a pack already holds 3"):
         equalize(pack([1, 2, 3], capacity=9), [1, 2, 3], count=3, max_documents=1)

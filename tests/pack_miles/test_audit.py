@@ -81,6 +81,7 @@ def hand_made(training_tokens: int = 14, budget: int = 10, packs: int = 2, micro
         local_behavior_versions=("0",),
         local_microbatches=microbatches,
         lr_used=1e-3,
+        lr_next=1e-3,
         elapsed_seconds=1.0,
     )
     start = events.RunStarted(
@@ -97,7 +98,18 @@ def hand_made(training_tokens: int = 14, budget: int = 10, packs: int = 2, micro
         time=0.0,
     )
     scoring = msgspec.structs.replace(packing, pass_="scoring")
-    return [Log(contract_path(Path("run"), 0), (start, scoring, packing, optimizer))]
+    check = events.ScoringCheck(
+        **common,
+        step=0,
+        active_tokens=6,
+        mean_abs=0.0,
+        max_abs=0.0,
+        tokens_above_edge=0,
+        edge=1e-3,
+        tolerance=1e-3,
+        max_tolerance=None,
+    )
+    return [Log(contract_path(Path("run"), 0), (start, scoring, packing, check, optimizer))]
 
 
 NO_PLAN = "update 1, rank 0: no plan is recorded for collection 0"
@@ -121,7 +133,7 @@ def test_a_hand_made_update_is_judged_by_its_numbers() -> None:
         NO_PLAN,
     ]
     assert audit(hand_made(microbatches=1)) == [
-        "update 1, rank 0: 2 packs, but the optimizer counts 1 microbatches",
+        "update 1, rank 0: 2 packs, but the optimizer counts 1 microbatch",
         NO_PLAN,
     ]
     assert audit(hand_made(packs=4, microbatches=4))[0] == "update 1, rank 0, training: 4 packs of 3 samples"
@@ -203,7 +215,7 @@ BROKEN: dict[str, tuple[Callable[[Run], Run], str]] = {
     ),
     "scoring that should not have run": (
         lambda run: change(run, events.Optimizer, step=2, scoring_pass="skipped"),
-        "update 2, rank 0: 1 scoring packing events where 0 belongs",
+        "update 2, rank 0: 1 scoring packing event where 0 belongs",
     ),
     "a plan never recorded": (
         lambda run: without(run, events.Plan, step=2),
@@ -269,6 +281,10 @@ BROKEN: dict[str, tuple[Callable[[Run], Run], str]] = {
         lambda run: change(run, events.Optimizer, step=1, scoring_pass="skipped"),
         "rank 0: update 1 is the first of its process, but scoring was skipped",
     ),
+    "a first update scored and not compared": (
+        lambda run: without(run, events.ScoringCheck, step=0),
+        "rank 0: update 1 is the first of its process and was scored, but no scoring_check of it is recorded",
+    ),
     "a check over its tolerance": (
         lambda run: change(run, events.ScoringCheck, step=2, mean_abs=2e-3),
         "rank 0: scoring check of update 3 differs by 0.002 on average, the tolerance is 0.001",
@@ -324,6 +340,23 @@ def test_the_trailing_update_of_an_interrupted_run_is_not_judged() -> None:
     assert audit(as_logs({**run, 2: run[2][:cut]})) == []
 
 
+def test_updates_that_were_scored_and_not_reached_are_not_judged() -> None:
+    def unreached(event: Event) -> bool:
+        return isinstance(event, events.Optimizer | events.Checkpoint) and event.step > STEPS
+
+    run = {rank: [e for e in own if not unreached(e)] for rank, own in make_run(2, finish=False).items()}
+    scored = {e.step for e in run[0] if isinstance(e, events.Packing)}
+    assert {STEPS + 1, STEPS + 2} <= scored
+    assert audit(as_logs(run)) == []
+    ended = {rank: [*own, *make_run(2)[rank][-1:]] for rank, own in run.items()}
+    assert any(f"update {STEPS + 2}: no optimizer event on rank 0, 1, 2, 3" in line for line in audit(as_logs(ended)))
+
+
+def test_a_run_of_one_rank_is_told_in_the_singular() -> None:
+    run = {0: make_run(1, ranks=1)[0], 1: make_run(1, ranks=2)[1]}
+    assert any("the run has 1 rank, but there is a log of rank 1" in line for line in audit(as_logs(run)))
+
+
 def test_a_resume_that_repeats_what_a_checkpoint_holds_is_found() -> None:
     found = audit(as_logs(resumed_run(3, 1, 4)))
     assert "rank 0: run_started resumes after update 2 although a checkpoint of update 6 was saved" in found[0]
@@ -337,6 +370,14 @@ def test_a_resume_that_leaves_updates_out_is_found() -> None:
 def test_the_first_update_after_a_resume_must_be_checked() -> None:
     run = change(resumed_run(2, 2, 3), events.Optimizer, step=2 * STEPS + 1, scoring_pass="skipped")
     assert any("update 5 is the first of its process" in line for line in audit(as_logs(run)))
+
+
+def test_a_resume_under_another_configuration_is_found() -> None:
+    run = resumed_run(2, 2, 3)
+    for own in run.values():
+        starts = [i for i, event in enumerate(own) if isinstance(event, events.RunStarted)]
+        own[starts[1]] = msgspec.structs.replace(own[starts[1]], configuration_digest="other")
+    assert any("resumes with configuration_digest other, but the run had" in line for line in audit(as_logs(run)))
 
 
 def test_a_process_that_failed_to_start_leaves_no_violation() -> None:

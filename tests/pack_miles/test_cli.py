@@ -92,6 +92,16 @@ def test_plan_shows_packs_fill_work_and_bounds_to_people(tmp_path: Path, capsys:
     assert all(len(line) <= 80 for line in out.splitlines() if "x bound" in line)
 
 
+def test_one_sample_and_one_step_are_told_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, file = write_toml(tmp_path, SMALL), rollouts(tmp_path, count=9)
+
+    assert main(["plan", str(path), "--rollouts", str(file)]) == 0
+
+    out = capsys.readouterr().out
+    assert "9 samples, 1 complete optimizer step of 8, 1 sample left over" in out
+    assert "Note: the last sample does not fill an optimizer step and stays untouched" in out
+
+
 def test_a_forecast_of_many_steps_stays_on_a_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, file = write_toml(tmp_path, SMALL), rollouts(tmp_path, count=8 * 50)
 
@@ -118,8 +128,11 @@ def test_flags_override_the_file_in_order_and_under_every_place(
     ("arguments", "words"),
     [
         (["--core.attention_backend", "torch"], "cannot keep the documents of one row apart"),
-        (["--core.packing_max_tokens", "63"], "must cover core.max_sequence_length = 64"),
-        (["--run.ranks", "3", "--miles.global_batch_size", "12"], "not a multiple of core.expert_parallel_size = 2"),
+        (["--core.packing_max_tokens", "63"], "must cover core.max_sequence_length (line 10) = 64"),
+        (
+            ["--run.ranks", "3", "--miles.global_batch_size", "12"],
+            "not a multiple of core.expert_parallel_size (line 11) = 2",
+        ),
         (["--core.packing_max_tokens", "2.5"], "--core.packing_max_tokens must be an integer"),
         (
             ["--core.packing_max_token", "256"],
@@ -160,8 +173,11 @@ def test_debug_adds_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("rows", "words"),
     [
         ([], "the file is empty"),
-        ([row(5, 2), row(5, 2, loss_mask=[1])], ":2: sample 2 has 1 values of loss_mask but response_length 2"),
-        ([row(65, 2)], ":1: sample 1 has 65 tokens but max_sequence_length is 64"),
+        (
+            [row(5, 2), row(5, 2, loss_mask=[1])],
+            ":2: the sample of line 2 has 1 value of loss_mask but response_length 2",
+        ),
+        ([row(65, 2)], ":1: the sample of line 1 has 65 tokens but max_sequence_length is 64"),
         (['{"tokens": [1,'], ":1: not valid JSON"),
     ],
 )
@@ -272,6 +288,7 @@ def test_help_is_one_screen_and_points_at_the_options(capsys: pytest.CaptureFixt
         out = capsys.readouterr().out
         assert len(out.splitlines()) <= 30
         assert "--help-options" in out
+        assert "the value none unsets an option that may be left out" in out
 
 
 def test_the_option_table_lists_every_option_with_its_places(capsys: pytest.CaptureFixture[str]) -> None:

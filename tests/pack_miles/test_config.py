@@ -257,6 +257,20 @@ def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
     assert other.stdout.strip() == load_config(path).digest
 
 
+def test_where_an_option_was_written_is_kept_and_changes_nothing(tmp_path: Path) -> None:
+    canonical = load_config(write_toml(tmp_path, {"output.root": "out", "miles.lr": 0.5, "core.max_policy_lag": 2}))
+    path = write_toml(tmp_path, {"output.root": "out", "optimizer.lr": 0.5, "core.max_policy_lag": 1})
+    config = load_config(path, [("async.max_policy_lag", "2")])
+
+    assert config.written == {
+        "output.root": "output.root (line 4)",
+        "miles.lr": "optimizer.lr (line 6)",
+        "core.max_policy_lag": "--async.max_policy_lag",
+    }
+    assert config == canonical
+    assert (config.digest, config.resolved()) == (canonical.digest, canonical.resolved())
+
+
 def test_a_configuration_can_be_made_in_code() -> None:
     config = Config(name="a", output=Output(root="out"), miles=Miles(rollout_batch_size=2))
 

@@ -41,7 +41,8 @@ def test_two_places_that_disagree_are_named_with_their_values_and_lines(tmp_path
         ("model.dense_layers_indices", [0, 0], "must be a list of distinct integers, none negative; got [0, 0]"),
         ("model.dense_layers_indices", [-1], "got [-1]"),
         ("model.dense_layers_indices", 0, "got 0 (int)"),
-        ("data.task", "", 'must be a text (or leave it out); got ""'),
+        ("data.task", "", 'must be a non-empty text (or leave it out); got ""'),
+        ("output.root", "", 'must be a non-empty text; got ""'),
         ("optimizer.lr", 10**400, "must be finite, a number of at least 0; got 1000"),
         ("run.seed", 2**63, "must be an integer of at least 0 and at most 4,611,686,018,427,387,904"),
         ("run.ranks", [4], "must be an integer of at least 1; got [4] (list)"),
@@ -50,11 +51,11 @@ def test_two_places_that_disagree_are_named_with_their_values_and_lines(tmp_path
 def test_a_wrong_value_says_what_is_allowed_and_where_it_stands(
     tmp_path: Path, place: str, value: Any, words: str
 ) -> None:
-    path = write_toml(tmp_path, {"output.root": "out"} | {place: value})
+    path = write_toml(tmp_path, {place: value} if place == "output.root" else {"output.root": "out", place: value})
 
     message = refusal(path)
 
-    assert message.startswith(f"{path}: {place} (line 6) ")
+    assert message.startswith(f"{path}: {place} (line {4 if place == 'output.root' else 6}) ")
     assert words in message
 
 
@@ -76,6 +77,7 @@ def test_numbers_that_are_not_finite_are_refused_in_the_file_and_in_flags(tmp_pa
         ("run.ranks", "none", "--run.ranks must be an integer of at least 1"),
         ("model.dense_layers_indices", "a", "--model.dense_layers_indices must be a list of distinct integers"),
         ("core.packing_max_token", "5", "unknown option; did you mean core.packing_max_tokens?"),
+        ("output.root", "", '--output.root must be a non-empty text; got ""'),
         ("name", "a b", "name must start with a letter or digit"),
     ],
 )
@@ -89,7 +91,7 @@ def test_a_wrong_flag_is_named(tmp_path: Path, place: str, text: str, words: str
         ("trainer.sequence_pakking", "unknown option; did you mean trainer.sequence_packing?"),
         ("inference.sequence_packing", "unknown option; did you mean"),
         ("trainer.no_such_thing_at_all", "unknown option; see pack-miles --help-options"),
-        ("trainr.sequence_packing", "[trainr]: unknown section; did you mean trainer?"),
+        ("trainr.sequence_packing", "[trainr] (line 5): unknown section; did you mean trainer?"),
     ],
 )
 def test_an_unknown_option_or_section_suggests_the_nearest(tmp_path: Path, place: str, words: str) -> None:
@@ -100,7 +102,24 @@ def test_a_section_that_is_a_value_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('schema_version = 1\nname = "a"\ntrainer = 3\noutput = { root = "out" }\n')
 
-    assert "trainer must be a section, [trainer]; got 3" in refusal(path)
+    assert "trainer (line 3) must be a section, [trainer]; got 3" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("lr", "did you mean optimizer.lr?"),
+        ("packing_max_token", "did you mean trainer.packing_max_tokens?"),
+        ("seed", "did you mean data.seed or run.seed?"),
+        ("nane", "did you mean name?"),
+        ("nothing_like_it", "see pack-miles --help-options"),
+    ],
+)
+def test_a_key_outside_every_section_is_told_as_a_key(tmp_path: Path, key: str, words: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'schema_version = 1\nname = "a"\n{key} = 3\n[output]\nroot = "out"\n')
+
+    assert refusal(path) == f"{path}: {key} (line 3): no option outside a section; {words}"
 
 
 def test_a_missing_file_a_folder_and_bytes_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ FIELDS = {
     "histogram_counts groups",
     "scoring_check": "rollout_id active_tokens mean_abs max_abs tokens_above_edge edge tolerance max_tolerance",
     "optimizer": "rollout_id normalization reduction scoring_pass local_policy_objective clip_fraction gradient_norm "
-    "local_behavior_versions local_microbatches lr_used optimizer_skipped elapsed_seconds",
+    "local_behavior_versions local_microbatches lr_used lr_next optimizer_skipped elapsed_seconds",
     "optimizer_rejected": "rollout_id gradient_norm reason",
     "checkpoint": "path seconds",
     "run_failed": "error",

@@ -9,7 +9,7 @@ from pack_core import Sample, verify
 from pack_miles.config import Config
 from pack_miles.errors import InputError
 from pack_miles.forecast import PROXY_NOTE, forecast, forecast_file, row_limits
-from support.miles_config import make_config
+from support.miles_config import NODE, make_config
 from support.miles_rows import routes, row, write_jsonl
 
 
@@ -89,7 +89,44 @@ def test_rows_without_routes_are_counted_when_replay_is_on(tmp_path: Path) -> No
     off = forecast_file(two_ranks(tmp_path), path)
 
     assert any(note.startswith("2 rows bring no routes") for note in on.notes)
+    one = forecast_file(two_ranks(tmp_path, miles__use_rollout_routing_replay=True), write_jsonl(path, [row(4, 2)]))
+    assert any(note.startswith("1 row brings no routes") for note in one.notes)
     assert not any("routes" in note for note in off.notes)
+
+
+@pytest.mark.parametrize(
+    ("masked", "unmasked", "note"),
+    [
+        (3, 1, "1 of 4 rows brings no loss_mask: all its tokens count"),
+        (1, 2, "2 of 3 rows bring no loss_mask: all their tokens count"),
+        (2, 0, None),
+        (0, 2, None),
+    ],
+)
+def test_rows_without_a_mask_are_counted_when_others_have_one(
+    tmp_path: Path, masked: int, unmasked: int, note: str | None
+) -> None:
+    rows = [row(4, 2, loss_mask=[1, 1])] * masked + [row(4, 2)] * unmasked
+
+    told = forecast_file(two_ranks(tmp_path), write_jsonl(tmp_path / "a", rows))
+
+    assert [one for one in told.notes if "loss_mask" in one] == ([note] if note else [])
+
+
+def test_token_ids_are_held_to_the_task_of_the_small_model(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a", [row(4, 2) | {"tokens": [1, 2, 12, 3]}])
+    node = make_config(tmp_path, NODE)
+
+    with pytest.raises(InputError, match=r"has tokens\[2\] = 12; the model of the run has token ids 0 to 11"):
+        forecast_file(two_ranks(tmp_path), path)
+    assert forecast_file(node, path).samples == 1
+    assert (row_limits(two_ranks(tmp_path)).vocabulary, row_limits(node).vocabulary) == (12, None)
+
+
+def test_one_sample_of_a_step_is_told_in_the_singular(tmp_path: Path) -> None:
+    told = forecast(two_ranks(tmp_path), samples([5]))
+
+    assert told.notes[0] == "no complete optimizer step: 1 sample is fewer than miles.global_batch_size = 8"
 
 
 def test_a_file_is_held_to_the_limits_of_the_configuration(tmp_path: Path) -> None:
@@ -97,7 +134,7 @@ def test_a_file_is_held_to_the_limits_of_the_configuration(tmp_path: Path) -> No
     foreign = write_jsonl(tmp_path / "foreign", [row(4, 2, rollout_routed_experts=routes(4, layers=2))])
     replayed = two_ranks(tmp_path, miles__use_rollout_routing_replay=True)
 
-    with pytest.raises(InputError, match="sample 1 has 129 tokens but max_sequence_length is 128"):
+    with pytest.raises(InputError, match="the sample of line 1 has 129 tokens but max_sequence_length is 128"):
         forecast_file(replayed, long)
     with pytest.raises(InputError, match="routes of 2 layers at row 0, expected 3"):
         forecast_file(replayed, foreign)

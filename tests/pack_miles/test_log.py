@@ -1,12 +1,14 @@
+import gzip
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pack_miles import events
+from pack_miles.cli import main
 from pack_miles.errors import InputError
 from pack_miles.events import Event
-from pack_miles.log import read_log, read_logs, runs_of, standing
+from pack_miles.log import Log, read_log, read_logs, runs_of, standing
 from pack_miles.sink import ContractSink, contract_path
 from support.log_runs import STEPS, make_run, write_run
 
@@ -78,6 +80,93 @@ def test_any_other_unreadable_line_is_corrupt(tmp_path: Path, line: bytes, reaso
     assert len(log.corrupt) == 1
     assert ":2: corrupt" in log.corrupt[0]
     assert reason in log.corrupt[0]
+
+
+def test_of_many_corrupt_lines_five_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+    path = write_lines(tmp_path, STARTED, *[b"damaged"] * 9, FINISHED)
+    log = read_log(path)
+    assert names(log.events) == ["run_started", "run_finished"]
+    assert [line.split(" ")[0] for line in log.corrupt[:5]] == [f"{path}:{number}:" for number in (2, 3, 4, 5, 6)]
+    assert log.corrupt[5:] == (f"{path}: 4 more corrupt lines left out",)
+    assert (
+        read_log(write_lines(tmp_path, STARTED, *[b"damaged"] * 6))
+        .corrupt[-1]
+        .endswith(": 1 more corrupt line left out")
+    )
+
+
+def test_a_line_of_the_wrong_type_that_is_no_json_is_corrupt(tmp_path: Path) -> None:
+    log = read_log(write_lines(tmp_path, STARTED, b'"a" = 1', b"[" * 20_000, b'{"event": 3, "x', FINISHED))
+    assert names(log.events) == ["run_started", "run_finished"]
+    assert len(log.corrupt) == 3
+
+
+STRANGERS = {
+    "toml": b'schema_version = 1\nname = "demo"\n\n[model]\nformat = "small"\n',
+    "gzip": gzip.compress(b'{"tokens": [1, 2]}\n' * 50, mtime=0),
+    "rollouts": b'{"tokens": [1, 2, 3], "response_length": 2}\n{"tokens": [4, 5], "response_length": 1}\n',
+    "binary": bytes(range(256)) * 9,
+    "empty": b"",
+    "blank": b"\n\n",
+    "text": b"3\n",
+    "torn": STARTED[:40],
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("file", ["other.file", "training_contract_rank0.jsonl"])
+@pytest.mark.parametrize("command", ["report", "audit"])
+def test_what_is_no_contract_file_is_the_users_mistake(
+    tmp_path: Path, name: str, file: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / file
+    path.write_bytes(STRANGERS[name])
+    with pytest.raises(InputError, match="holds no event of a run") as caught:
+        read_logs([path])
+    assert str(caught.value).startswith(f"{path}: not a contract file: ")
+    assert main([command, str(path)]) == 2
+    assert "not a contract file" in capsys.readouterr().err
+
+
+def test_the_empty_log_of_a_killed_rank_is_read_beside_the_others(tmp_path: Path) -> None:
+    root = write_run(tmp_path, make_run(1))
+    contract_path(root, 2).write_bytes(b"")
+    assert [len(log.events) > 0 for log in read_logs([root])] == [True, True, False, True]
+    contract_path(root, 2).write_bytes(b"damaged\n")
+    with pytest.raises(InputError, match=r"rank2\.jsonl: not a contract file"):
+        read_logs([root])
+
+
+@pytest.mark.parametrize("method", ["exists", "read_bytes", "is_file"])
+def test_a_file_that_must_not_be_read_is_the_users_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    path = write_lines(tmp_path, STARTED)
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, method, refuse)
+        with pytest.raises(InputError, match="cannot be read: Permission denied") as caught:
+            read_logs([path])
+    assert str(path) in str(caught.value)
+
+
+def test_a_folder_that_must_not_be_listed_is_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", refuse)
+        with pytest.raises(InputError, match="cannot be read: Permission denied"):
+            read_logs([tmp_path])
+
+
+def test_a_run_began_as_the_lowest_rank_with_a_start_says() -> None:
+    made = make_run(1)
+    (run,) = runs_of([Log(contract_path(Path("run"), 0), ()), Log(contract_path(Path("run"), 1), tuple(made[1]))])
+    assert run.start == made[1][0]
 
 
 def test_a_whole_but_unknown_last_line_is_not_taken_for_torn(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from pack_core import Sample
 from pack_miles.combinations import COMBINATIONS
-from pack_miles.config import Config
+from pack_miles.config import Config, load_config
 from pack_miles.errors import InputError
 from pack_miles.forecast import forecast
 from pack_miles.machine import Machine
 from pack_miles.overview import overview
 from pack_miles.refusals import refusals, refuse
-from support.miles_config import NODE, SMALL, make_config
+from support.miles_config import NODE, SMALL, make_config, toml, without_lines, write_toml
 
 #: Code -> base, the settings it refuses, words of its message, and the nearest settings that pass.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
@@ -190,7 +190,7 @@ def changed(folder: Path, base: dict[str, Any], options: dict[str, Any]) -> Conf
 def told(config: Config) -> tuple[str, ...]:
     with pytest.raises(InputError) as caught:
         refuse(config)
-    return caught.value.problems
+    return tuple(map(without_lines, caught.value.problems))
 
 
 def test_every_row_of_scope_config_has_a_case() -> None:
@@ -258,6 +258,52 @@ def test_the_remedy_of_leaking_attention_fits_the_model(tmp_path: Path) -> None:
     assert "set core.attention_backend = flash_4" in problem
 
 
+def refused(path: Path, *flags: tuple[str, str]) -> str:
+    with pytest.raises(InputError) as caught:
+        refuse(load_config(path, flags))
+    return str(caught.value)
+
+
+def test_an_option_is_called_by_the_flag_that_gave_it(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, SMALL)
+
+    assert refused(path, ("trainer.global_batch_size", "6"), ("core.max_policy_lag", "9")) == (
+        f"{path}: 2 problems\n"
+        "  - --trainer.global_batch_size = 6 is not a multiple of run.ranks (line 20) = 4: every rank takes as many "
+        "samples of a step; take a multiple of 4\n"
+        "  - a collection has 16 samples (rollout_batch_size 4 x n_samples_per_prompt 4), not a multiple of "
+        "--trainer.global_batch_size = 6; take a global_batch_size that divides it, or leave it out for one optimizer "
+        "step a collection"
+    )
+
+
+def test_an_option_is_called_by_its_place_in_the_file_and_the_remedy_does_so_too(tmp_path: Path) -> None:
+    settings = SMALL | {"core.packing_max_tokens": None, "core.sequence_packing": None}
+    path = write_toml(tmp_path, settings | {"trainer.packing_max_tokens": 96, "trainer.sequence_packing": False})
+
+    assert refused(path) == (
+        f"{path}: trainer.packing_max_tokens (line 20) = 96 requires trainer.sequence_packing (line 21) = true; turn "
+        "packing on, or leave packing_max_tokens out (the flag --trainer.packing_max_tokens none unsets what a file "
+        "sets)"
+    )
+    refuse(load_config(path, [("trainer.packing_max_tokens", "none")]))
+
+
+def test_an_option_that_was_not_written_keeps_its_canonical_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(toml(SMALL | {"core.max_policy_lag": None}))
+
+    assert "core.max_policy_lag = 0, but with 2 optimizer steps per collection its last samples are 1 step" in (
+        refused(path)
+    )
+
+
+def test_the_name_of_an_option_inside_a_value_is_left_alone(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, SMALL | {"data.task": "run.ranks = 3"})
+
+    assert "data.task (line 6) = 'run.ranks = 3' is unknown" in refused(path)
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     config = changed(tmp_path, SMALL, {"run.ranks": 6, "tracking.use_wandb": True, "miles.balance_data": True})
 
@@ -320,6 +366,4 @@ def test_what_the_table_lets_pass_can_be_planned_and_what_it_refuses_is_told(
 
 @pytest.mark.parametrize("example", ["dev", "node", "demo"])
 def test_the_examples_are_not_refused(example: str) -> None:
-    from pack_miles.config import load_config
-
     refuse(load_config(Path(__file__).parents[2] / "examples" / f"{example}.toml"))

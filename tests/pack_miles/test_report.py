@@ -1,15 +1,16 @@
 import io
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 from pack_miles import events
-from pack_miles.figures import draw_fill, draw_packs, draw_rewards, draw_times, smooth, svg
+from pack_miles.figures import draw_fill, draw_forwards, draw_packs, draw_rewards, draw_times, smooth, svg
 from pack_miles.log import read_logs
 from pack_miles.page import render_page, write_page
-from pack_miles.report import key_figures, print_report, summarize
+from pack_miles.report import key_figures, labels, print_report, summarize
 from pack_miles.summary import Block, PackPicture, Report
 from rich.console import Console
 from support.log_runs import STEPS, as_logs, make_run, write_run
@@ -93,6 +94,169 @@ def test_a_run_that_failed_says_where_and_why() -> None:
     assert found.status == "failed on rank 2: out of memory"
 
 
+def failed(errors: dict[int, str]) -> str:
+    """Return the status of a run of four ranks of which those given end with these errors, the others without."""
+    run = make_run(1, finish=False)
+    for rank, error in errors.items():
+        run[rank].append(events.RunFailed(rank=rank, step=2, error=error))
+    return summarize(as_logs(run)).runs[0].status
+
+
+CLOSED = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:5"
+)
+RESET = "DistBackendError: [3] is setting up: Connection reset by peer\nException raised from recv at x.hpp:9"
+LATE = "RuntimeError: [/pytorch/gloo/unbound_buffer.cc:78] Timed out waiting 120000ms for recv operation to complete"
+
+
+def test_a_lost_connection_is_told_last() -> None:
+    assert (
+        failed({0: CLOSED, 1: RESET, 2: "ValueError: no reward", 3: LATE}) == "failed on rank 2: ValueError: no reward"
+    )
+    assert failed({0: CLOSED, 3: "RankError: rank 1: TimeoutError: the reward timed out"}) == (
+        "failed on rank 3: RankError: rank 1: TimeoutError: the reward timed out"
+    )
+
+
+def test_where_only_connections_were_lost_the_silent_ranks_are_the_likely_cause() -> None:
+    assert failed({0: CLOSED, 1: RESET, 3: LATE}) == (
+        "failed on rank 0, 1, 3: RuntimeError: Connection closed by peer [127.0.0.1]:5; "
+        "the likely cause is rank 2: no run_failed recorded"
+    )
+    assert failed({0: RESET, 1: CLOSED, 2: CLOSED, 3: LATE}) == (
+        "failed on rank 0, 1, 2, 3: DistBackendError: [3] is setting up: Connection reset by peer"
+    )
+
+
+def test_an_error_of_several_ranks_names_them() -> None:
+    assert failed({1: "ValueError: x", 2: "ValueError: x"}) == "failed on rank 1, 2: ValueError: x"
+
+
+def test_a_status_is_one_short_line() -> None:
+    long = failed({1: "ValueError: \U0001f4a1 first\n\x1b[31m" + "much " * 200})
+    assert long.startswith("failed on rank 1: ValueError: first [31mmuch much")
+    assert long.endswith("…")
+    assert len(long) <= 160
+    assert failed({1: "\n"}) == "failed on rank 1: no reason recorded"
+
+
+def test_missing_logs_are_told_and_nothing_is_claimed_of_them() -> None:
+    report = summarize(as_logs({1: make_run(3)[1]}))
+    (run,) = report.runs
+    assert (run.ranks, run.missing) == (4, (0, 2, 3))
+    assert run.status == "finished; logs of rank 0, 2, 3 are missing"
+    figures = dict(key_figures(run))
+    assert figures["run"].startswith("3 collections, 6 updates, 4 ranks")
+    assert figures["mean reward, first → last tenth"] == "unknown without the log of rank 0"
+    assert figures["training throughput"].endswith("rank 1 only")
+    assert "rollout" not in figures["time"]
+    page = render_page(report)
+    assert "logs of rank 0, 2, 3 are missing" in page
+    assert "all ranks" not in page + printed(report)
+    most = {rank: own for rank, own in make_run(1).items() if rank != 2}
+    assert summarize(as_logs(most)).runs[0].status == "finished; the log of rank 2 is missing"
+    assert summarize(as_logs(most | {2: []})).runs[0].missing == (2,)
+
+
+def test_one_is_no_plural() -> None:
+    report = summarize(as_logs(make_run(1, ranks=1)))
+    text = printed(report) + render_page(report)
+    assert "1 collection, 2 updates, 1 rank" in text
+    assert "all ranks" not in text
+    (axes,) = draw_packs(report.runs[0].pictures[0]).axes
+    assert re.fullmatch(r"Update 1: 32 samples in \d+ packs on 1 rank, \d+% full", axes.get_title(loc="left"))
+
+
+def test_table_and_page_say_the_same_numbers() -> None:
+    for first, last, told in (
+        (0.1234, 0.8765, "0.12 → 0.88 (+0.76)"),
+        (0.5012, 0.5038, "0.501 → 0.504 (+0.003)"),
+        (0.5, 0.4999, "0.500 → 0.500 (+0.000)"),
+    ):
+        run = make_run(2)
+        means = iter([first, last])
+        run[0] = [
+            msgspec.structs.replace(e, reward_mean=next(means)) if isinstance(e, events.Rollout) else e for e in run[0]
+        ]
+        report = summarize(as_logs(run))
+        assert told in printed(report)
+        assert f"<b>{told[: told.index(' (')]}</b>" in render_page(report)
+        assert draw_rewards(report.runs[0]).axes[0].get_title(loc="left") == f"Mean reward {told[: told.index(' (')]}"
+    (share,) = re.findall(r"\((−[\d.]+%)\)", printed(report))
+    assert f"<b>{share}</b>" in render_page(report)
+
+
+def test_runs_of_one_name_are_told_apart_by_folder() -> None:
+    logs = [*as_logs(make_run(1), Path("runs/a/x")), *as_logs(make_run(1, seed=2), Path("runs/b/x"))]
+    report = summarize(logs)
+    assert labels(report) == ("demo (a/x)", "demo (b/x)")
+    page = render_page(report)
+    assert "<h1>demo (a/x), demo (b/x)</h1>" in page
+    assert "<h2>demo (b/x)</h2>" in page
+    assert "<th>demo (b/x)</th>" in page
+    nested = [*as_logs(make_run(1), Path("runs")), *as_logs(make_run(1), Path("runs/again"))]
+    assert labels(summarize(nested)) == ("demo (runs)", "demo (runs/again)")
+    assert labels(summarize(as_logs(make_run(1)))) == ("demo",)
+
+
+def test_a_run_without_packing_says_one_sample_a_row() -> None:
+    report = summarize(as_logs(make_run(12, packing=False, ranks=2)))
+    (run,) = report.runs
+    page = render_page(report)
+    assert "Reinforcement learning, one sample a row, from the contract log" in page
+    assert "forwards of one rank, one sample a row" in page
+    assert "<b>0%</b>" not in page
+    assert "instead of" not in page + printed(report)
+    titles = [draw(run).axes[0].get_title(loc="left") for draw in (draw_forwards, draw_fill)]
+    assert all("one sample a row" in title for title in titles)
+    (picture,) = run.pictures
+    (axes,) = draw_packs(picture).axes
+    assert "32 samples, one a row, on 2 ranks" in axes.get_title(loc="left")
+    assert "(the first 12 rows of each rank are drawn)" in axes.get_title(loc="left")
+    grey = [bar for bar in axes.patches if bar.get_width() == picture.capacity]  # type: ignore[attr-defined]
+    assert len(grey) == 2 * 12
+
+
+def test_neighbouring_blocks_of_one_colour_answer_one_prompt() -> None:
+    # Groups 0 and 8 would have one colour by their place alone.
+    row = tuple(Block(str(group), 3, group) for group in (0, 8, 8, 1, 9, 2, 3, 4, 5, 6, 7))
+    (axes,) = draw_packs(PackPicture(step=1, capacity=40, ranks=((row,),))).axes
+    colours = [bar.get_facecolor() for bar in axes.patches if bar.get_width() == 3]  # type: ignore[attr-defined]
+    same = [left == right for left, right in pairwise(colours)]
+    assert same == [False, True, *[False] * 8]
+    page = render_page(summarize(as_logs(make_run(1))))
+    assert "neighbouring blocks of one colour answer the same prompt; colours repeat after eight prompts; " in page
+    assert "the number in a block is its tokens" in page
+
+
+def test_a_trend_is_drawn_from_ten_collections_on() -> None:
+    for collections, smoothed in ((9, False), (10, True)):
+        report = summarize(as_logs(make_run(collections)))
+        _, said = draw_rewards(report.runs[0]).axes[0].get_legend_handles_labels()
+        assert ("smoothed" in said) is smoothed
+        page = render_page(report)
+        assert ("The line smooths" in page) is smoothed
+        assert "cut to the possible range" in page
+
+
+def test_many_updates_are_drawn_as_steps_of_whole_collections() -> None:
+    (run,) = summarize(as_logs(make_run(61, ranks=1))).runs
+    assert len(run.updates) == 122
+    (axes,) = draw_forwards(run).axes
+    single, packed = (patch.get_data() for patch in axes.patches)  # type: ignore[attr-defined]
+    assert set(single.values) == {64}  # 32 samples in scoring and in training
+    assert len(packed.values) == 61
+    means = [(run.updates[i].forwards + run.updates[i + 1].forwards) / 2 for i in range(0, 122, 2)]
+    assert list(packed.values) == means
+    assert list(packed.edges[:2]) == [0.5, 2.5]
+    assert packed.edges[-1] == 122.5
+    assert axes.get_xlabel() == "update (each step is the mean of 2)"
+    (axes,) = draw_times(run).axes
+    assert len(axes.patches) == 2
+    (axes,) = draw_fill(run).axes
+    assert axes.get_legend_handles_labels()[1] == ["all packs", "smoothed"]
+
+
 def test_square_brackets_of_the_log_are_text_in_the_table() -> None:
     run = make_run(1, finish=False, name="[bold]x")
     run[0].append(events.RunFailed(rank=0, step=2, error="[Errno 28] [/x] disk full"))
@@ -105,7 +269,7 @@ def test_the_table_says_the_key_figures_on_one_screen() -> None:
     report = summarize(as_logs(make_run(20)))
     text = printed(report)
     (run,) = report.runs
-    assert f"{run.reward_first:.3f} → {run.reward_last:.3f}" in text
+    assert f"{run.reward_first:.2f} → {run.reward_last:.2f} (+0.7" in text
     assert f"{run.forwards:,} instead of {run.forwards_single:,}" in text
     assert "not a wall time" in text
     assert len(text.splitlines()) <= 24
@@ -114,7 +278,7 @@ def test_the_table_says_the_key_figures_on_one_screen() -> None:
 def test_runs_stand_side_by_side() -> None:
     logs = [*as_logs(make_run(2, name="one"), Path("a")), *as_logs(make_run(2, packing=False, name="two"), Path("b"))]
     text = printed(summarize(logs))
-    assert re.search(r"one\s+┃ two", text)
+    assert re.search(r"one \(a\)\s+┃ two \(b\)", text)
     assert "one sample a row" in text
 
 
@@ -154,7 +318,7 @@ def test_every_sample_is_drawn_as_wide_as_it_is_long() -> None:
 
 
 def test_a_picture_of_too_many_packs_says_what_it_leaves_out() -> None:
-    pack = (Block("a", 3, None),)
+    pack = (Block("a", 3, None), Block("b", 1, None))
     many = PackPicture(step=1, capacity=8, ranks=((pack,),) * 200)
     (axes,) = draw_packs(many).axes
     assert "200 packs on 200 ranks" in axes.get_title(loc="left")
@@ -234,7 +398,8 @@ def test_the_page_stands_alone_and_is_well_formed(two_runs: str) -> None:
     assert used <= set(page.ids)
     assert "@import" not in text
     assert re.findall(r"url\((?!#)", text) == []
-    assert text.count("<svg") == 2 * 6
+    # The run without packing has one picture of its rows.
+    assert text.count("<svg") == 6 + 5
 
 
 def test_text_of_the_log_cannot_become_markup() -> None:

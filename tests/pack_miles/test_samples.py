@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pack_core import Sample
 from pack_miles.errors import InputError
+from pack_miles.faults import RULES
 from pack_miles.samples import NO_LIMITS, RolloutRow, RowLimits, read_rows, to_samples, write_rows
 from support.miles_rows import routes, row, write_jsonl
 
@@ -44,7 +45,7 @@ def test_rows_are_read_in_order_with_the_field_names_of_miles(tmp_path: Path, na
 
     assert first.tokens == [0, 1, 2, 3]
     assert (first.response_length, first.loss_mask, first.rollout_log_probs) == (2, [1, 0], [-0.5, -1.0])
-    assert first.rollout_routed_experts == [[[1, 1]] * 3] * 3
+    assert first.rollout_routed_experts == [[[1, 2]] * 3] * 3
     assert (first.reward, first.index, first.group_index, first.weight_versions) == (1.0, 7, 3, ["2"])
     assert (second.response_length, second.loss_mask, second.reward) == (0, None, None)
 
@@ -72,37 +73,73 @@ def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (row(5, 5), "sample 2 has response_length 5, but it must be at least 0 and below its 5 tokens"),
-        (row(5, 6), "sample 2 has response_length 6"),
-        (row(5, -1), "sample 2 has response_length -1"),
-        (row(0, 0), "sample 2 has response_length 0, but it must be at least 0 and below its 0 tokens"),
-        (row(5, 2, loss_mask=[1]), "sample 2 has 1 values of loss_mask but response_length 2"),
-        (row(5, 2, loss_mask=[1, 2]), "sample 2 has loss_mask[1] = 2; a mask holds only 0 and 1"),
-        (row(5, 2, loss_mask=[True, True]), "Expected `int`, got `bool` - at `$.loss_mask[0]`"),
-        (row(5, 2, rollout_log_probs=[-1.0] * 3), "sample 2 has 3 values of rollout_log_probs but response_length 2"),
-        (row(5, 2, rollout_log_probs=[-1.0, math.nan]), "JSON has no NaN or Infinity"),
-        (row(5, 2, rollout_log_probs=[-1.0, -math.inf]), "JSON has no NaN or Infinity"),
-        ('{"tokens": [1, 2], "response_length": 1, "rollout_log_probs": [-1e999]}', "Number out of range"),
-        (row(5, 2, reward={"accuracy": 1.0}), "Expected `float | null`, got `object` - at `$.reward`"),
-        (row(5, 2, rollout_routed_experts=routes(6)), "sample 2 has routes of 5 tokens but needs 4"),
-        (row(5, 2, rollout_routed_experts=routes(4)), "sample 2 has routes of 3 tokens but needs 4"),
-        (row(3, 2, rollout_routed_experts=[[[1, 2]], []]), "sample 2 has routes of 0 layers at row 1, expected 1"),
+        (row(5, 5), "the sample of line 2 has response_length 5, but it must be at least 0 and below its 5 tokens"),
+        (row(5, 6), "the sample of line 2 has response_length 6"),
+        (row(5, -1), "the sample of line 2 has response_length -1"),
+        (row(0, 0), "the sample of line 2 has response_length 0, but it must be at least 0 and below its 0 tokens"),
+        (row(5, 2, loss_mask=[1]), "the sample of line 2 has 1 value of loss_mask but response_length 2"),
+        (row(5, 2, loss_mask=[1, 2]), "the sample of line 2 has loss_mask[1] = 2; a mask holds only 0 and 1"),
+        (
+            row(5, 2, loss_mask=[True, True]),
+            "the sample of line 2 has loss_mask[0] = true; loss_mask must be 0 or 1 for each response token",
+        ),
+        (
+            row(5, 2, rollout_log_probs=[-1.0] * 3),
+            "the sample of line 2 has 3 values of rollout_log_probs but response_length 2",
+        ),
+        (
+            row(5, 2, rollout_log_probs=[-1.0, math.nan]),
+            "line 2 has rollout_log_probs[1] = NaN; numbers must be finite",
+        ),
+        (row(5, 2, rollout_log_probs=[-1.0, -math.inf]), "rollout_log_probs[1] = -Infinity; numbers must be finite"),
+        (row(5, 2, metadata={"a": [0, {"b": math.inf}]}), "line 2 has metadata.a[1].b = Infinity; numbers must be"),
+        (
+            '{"tokens": [1, 2], "response_length": 1, "rollout_log_probs": [-1e999]}',
+            "has rollout_log_probs[0] = -Infinity; numbers must be finite",
+        ),
+        (row(5, 2, reward={"accuracy": 1.0}), 'has reward = {"accuracy": 1.0}; reward must be a number, or null'),
+        (row(5, 2, rollout_routed_experts=routes(6)), "the sample of line 2 has routes of 5 tokens but needs 4"),
+        (row(5, 2, rollout_routed_experts=routes(4)), "the sample of line 2 has routes of 3 tokens but needs 4"),
+        (
+            row(3, 2, rollout_routed_experts=[[[1, 2]], []]),
+            "the sample of line 2 has routes of 0 layers at row 1, expected 1",
+        ),
         (
             row(3, 2, rollout_routed_experts=[[[1], [1]], [[1], [1, 2]]]),
-            "sample 2 has 2 experts at row 1, layer 1, expected 1",
+            "the sample of line 2 has 2 experts at row 1, layer 1, expected 1",
         ),
-        (row(3, 2, rollout_routed_experts=[[], []]), "sample 2 has routes of 0 layers"),
-        (row(3, 2, rollout_routed_experts=[[[]], [[]]]), "sample 2 has routes of 1 layers and 0 experts a token"),
-        (row(3, 2, rollout_routed_experts=[[1], [1]]), "Expected `array`, got `int` - at"),
-        (row(3, 2, rollout_routed_experts=[[[0.5]], [[1]]]), "Expected `int`, got `float`"),
-        ({"tokens": [1, 2]}, "Object missing required field `response_length`"),
-        ({"response_length": 1}, "Object missing required field `tokens`"),
-        ({"tokens": [1, "2"], "response_length": 1}, "Expected `int`, got `str` - at `$.tokens[1]`"),
-        ({"tokens": [1, -2], "response_length": 1}, "Expected `int` >= 0 - at `$.tokens[1]`"),
-        ([1, 2], "Expected `object`, got `array`"),
+        (row(3, 2, rollout_routed_experts=[[], []]), "the sample of line 2 has routes of 0 layers"),
+        (
+            row(3, 2, rollout_routed_experts=[[[]], [[]]]),
+            "the sample of line 2 has routes of 1 layer and 0 experts a token",
+        ),
+        (
+            row(3, 2, rollout_routed_experts=[[1], [1]]),
+            "has rollout_routed_experts[0][0] = 1; rollout_routed_experts must be expert ids",
+        ),
+        (
+            row(3, 2, rollout_routed_experts=[[[0.5]], [[1]]]),
+            "has rollout_routed_experts[0][0][0] = 0.5; rollout_routed_experts must be expert ids",
+        ),
+        ({"tokens": [1, 2]}, "the sample of line 2 has no response_length; it must be a whole number, how many"),
+        ({"response_length": 1, "index": 4}, "sample 4 has no tokens; it must be token ids"),
+        (
+            {"tokens": [1, "2"], "response_length": 1, "index": "q/2"},
+            "sample 'q/2' has tokens[1] = \"2\"; tokens must be token ids, whole numbers from 0",
+        ),
+        (
+            {"tokens": [1, -2], "response_length": 1},
+            "line 2 has tokens[1] = -2; tokens must be token ids, whole numbers from 0",
+        ),
+        ([1, 2], "the line holds a list; a rollouts file has one JSON object a line"),
+        ({"tokens": [1, 2**63], "response_length": 1}, "has tokens[1] = 9223372036854775808; token ids are whole"),
+        (row(5, 2, index=[1]), "the sample of line 2 has index = [1]; index must be a whole number or a text"),
+        (row(5, 2, rollout_log_probs=[-1.0, 0.01]), "has rollout_log_probs[1] = 0.01; the logarithm of a probability"),
+        (row(5, 2, loss_maks=[1, 1]), "line 2 has an unknown field 'loss_maks'; did you mean 'loss_mask'? rename it"),
+        ({"tokens": [1, 2], "response_lenght": 1, "index": 3}, "sample 3 has an unknown field 'response_lenght'; did"),
         ("", "the line is blank"),
         ("   ", "the line is blank"),
-        ("{'tokens': [1]}", "not valid JSON"),
+        ("{'tokens': [1]}", "2: not valid JSON: object keys must be strings (byte 1); write one JSON object a line"),
         ('{"tokens": [1, 2], "response_length": 1} x', "not valid JSON"),
     ],
 )
@@ -119,7 +156,7 @@ def test_the_message_names_the_index_of_a_sample_that_has_one(tmp_path: Path) ->
     path = write_jsonl(tmp_path / "a.jsonl", [row(5, 2, index="q17/3", loss_mask=[1])])
 
     assert refusal(path) == (
-        f"{path}:1: sample 'q17/3' has 1 values of loss_mask but response_length 2; give one for each response token"
+        f"{path}:1: sample 'q17/3' has 1 value of loss_mask but response_length 2; give one for each response token"
     )
 
 
@@ -156,10 +193,15 @@ def test_routes_must_keep_to_the_model_of_the_configuration(tmp_path: Path) -> N
     outside = routes(4)
     outside[2][1][0] = 8
     dense = routes(4)
-    dense[2][0] = [-1, 99]
+    dense[2][0] = [99, 99]
 
+    twice = routes(4)
+    twice[1][2] = [5, 5]
+    assert "is routed to [5, 5] at row 1, layer 2, an expert twice; a token goes to different experts" in refusal(
+        write_jsonl(tmp_path / "d", [row(4, 2, rollout_routed_experts=twice)]), limits
+    )
     assert len(list(read_rows(write_jsonl(tmp_path / "ok", [row(4, 2, rollout_routed_experts=dense)]), limits))) == 1
-    assert "sample 1 is routed to expert 8 at row 2, layer 1, but the model has experts 0 to 7" in refusal(
+    assert "the sample of line 1 is routed to expert 8 at row 2, layer 1, but the model has experts 0 to 7" in refusal(
         write_jsonl(tmp_path / "a", [row(4, 2, rollout_routed_experts=outside)]), limits
     )
     assert "routes of 2 layers at row 0, expected 3" in refusal(
@@ -173,9 +215,46 @@ def test_routes_must_keep_to_the_model_of_the_configuration(tmp_path: Path) -> N
 def test_routes_of_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
     rows = [row(4, 2, rollout_routed_experts=routes(4, layers=layers)) for layers in (3, 2)]
 
-    assert "sample 2 has routes of 2 layers and top-2, the lines before have 3 and top-2" in refusal(
+    assert "the sample of line 2 has routes of 2 layers and top-2, the lines before have 3 and top-2" in refusal(
         write_jsonl(tmp_path / "a", rows)
     )
+
+
+def test_token_ids_are_held_to_a_vocabulary(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a", [{"tokens": [3, 12], "response_length": 1}])
+
+    assert "has tokens[1] = 12; the model of the run has token ids 0 to 11" in refusal(path, RowLimits(vocabulary=12))
+    assert len(list(read_rows(path, RowLimits(vocabulary=13)))) == 1
+
+
+def test_a_log_probability_may_be_above_0_by_rounding_only(tmp_path: Path) -> None:
+    close = write_jsonl(tmp_path / "a", [row(4, 2, rollout_log_probs=[0.0, 5e-7])])
+
+    assert len(list(read_rows(close))) == 1
+    assert "the logarithm of a probability is at most 0" in refusal(
+        write_jsonl(tmp_path / "b", [row(4, 2, rollout_log_probs=[0.0, 5e-6])])
+    )
+
+
+def test_other_fields_of_miles_are_no_misspelt_ones(tmp_path: Path) -> None:
+    others = ["prompt", "response", "label", "status", "metadata", "train_metadata", "rollout_id", "teacher_log_probs"]
+    others += ["opd_reverse_kl", "rollout_indexer_topk", "remove_sample", "routing_key", "spec_info", "adapter"]
+    others += ["session_id", "prefix_cache_info", "multimodal_inputs", "multimodal_train_inputs", "rewards"]
+
+    path = write_jsonl(tmp_path / "a", [row(4, 2, reward=1.0) | dict.fromkeys(others, 0)])
+
+    assert len(list(read_rows(path))) == 1
+
+
+def test_every_field_of_a_row_says_what_it_must_be() -> None:
+    assert set(RULES) == set(RolloutRow.__struct_fields__)
+
+
+def test_broken_json_in_a_gzip_file_may_be_damage(tmp_path: Path) -> None:
+    message = refusal(write_jsonl(tmp_path / "a.gz", ["{x}"]))
+
+    assert message.endswith("write one JSON object a line, or the file is damaged; copy it again")
+    assert message.count("JSON is malformed") == 0
 
 
 def test_a_missing_an_empty_and_an_unreadable_file_are_refused(tmp_path: Path) -> None:
@@ -302,7 +381,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_not_written_and_nothing_is_left(tmp_path: Path, bad: RolloutRow) -> None:
-    with pytest.raises(InputError, match=r"a\.jsonl:2: sample 2"):
+    with pytest.raises(InputError, match=r"a\.jsonl:2: the sample of line 2"):
         write_rows(tmp_path / "a.jsonl", [RolloutRow(tokens=[1, 2], response_length=1), bad])
 
     assert list(tmp_path.iterdir()) == []

@@ -30,4 +30,4 @@ def test_prompts_are_the_same_for_the_same_seed_and_within_their_limits() -> Non
     assert max(lengths) == SORT.max_prompt_len
     assert min(lengths) == 3
     assert all(0 <= token < SORT.vocabulary for prompt in prompts for token in prompt)
-    assert all(len(SORT.answer(prompt)) <= SORT.max_response_len for prompt in prompts)
+    assert all(SORT.reward(prompt, SORT.answer(prompt)) == 1.0 for prompt in prompts)

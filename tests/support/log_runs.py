@@ -232,5 +232,6 @@ def _optimizer(
         local_behavior_versions=(str(rollout_id * STEPS),),
         local_microbatches=schedule.packs_per_rank,
         lr_used=3e-3,
+        lr_next=3e-3,
         elapsed_seconds=0.32 * schedule.packs_per_rank / 4 + 0.05 * random.random(),
     )

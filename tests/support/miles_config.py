@@ -1,6 +1,7 @@
 """Run files for tests: one valid base, and any option changed by its dotted name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def write_toml(folder: Path, settings: dict[str, Any], **head: Any) -> Path:
     path = folder / "run.toml"
     path.write_text(toml(settings, **head))
     return path
+
+
+def without_lines(words: str) -> str:
+    """Return a message without the ` (line n)` of the options it names."""
+    return re.sub(r" \(line \d+\)", "", words)
 
 
 def make_config(folder: Path, base: dict[str, Any] = SMALL, **changes: Any) -> Config:

@@ -73,13 +73,15 @@ def equalize(
 
     Raises:
         CountError: `count` is below the packs given (nothing is merged) or above the samples (a pack would be empty).
-        PackError: the method is unknown, or `lengths` does not belong to `packing`.
+        PackError: the method is unknown, `packing` is no Packing, or `lengths` does not belong to it.
 
     >>> lengths = [300, 200, 400, 600]
     >>> list(equalize(pack(lengths, capacity=1024), lengths, count=3))
     [[0, 1], [2], [3]]
     """
     check_method(method)
+    if not isinstance(packing, Packing):
+        raise PackError(f"packing is a {type(packing).__name__}; give the Packing that pack returned")
     tokens = as_lengths(lengths)
     cap = None if max_documents is None else as_integer(max_documents, "max_documents")
     _check_belongs(packing, tokens, cap)

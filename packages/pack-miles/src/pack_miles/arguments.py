@@ -8,12 +8,16 @@ from pack_miles.config import Config
 #: Switches that MILES spells by what they turn off.
 NEGATED = {"grpo_std_normalization": "--disable-grpo-std-normalization", "offload_train": "--no-offload-train"}
 
+#: Core options that the trainer this contract comes from does not have, and their defaults.
+OURS = {"packing_equalize": "tokens", "scoring_check_max_tolerance": None}
+
 
 def core_options(config: Config) -> dict[str, Any]:
-    """Return the resolved Core options, JSON-able; the limit that only this project knows is left out unless set."""
+    """Return the resolved Core options, JSON-able; those that only this project knows are left out unless set."""
     options: dict[str, Any] = dict(config.resolved()["core"])
-    if options["scoring_check_max_tolerance"] is None:
-        del options["scoring_check_max_tolerance"]
+    for name, default in OURS.items():
+        if options[name] == default:
+            del options[name]
     return options
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pack_miles.audit_updates import normalizations, packings, plans
 from pack_miles.events import Checkpoint, Optimizer, RunFailed, RunFinished, RunStarted, ScoringCheck
-from pack_miles.facts import Facts, has_finished, read_facts, unequal
+from pack_miles.facts import Facts, counted, has_finished, read_facts, unequal
 from pack_miles.log import Log, RunLogs, runs_of
 
 Rule = Callable[[Facts], Iterator[str]]
@@ -57,12 +57,13 @@ def _starts(facts: Facts) -> Iterator[str]:
     if start is None:
         yield "no run_started was recorded, so the number of ranks is unknown"
         return
+    size = counted(start.world_size, "rank")
     missing = sorted(set(range(start.world_size)) - set(facts.ranks))
     if missing:
-        yield f"the run has {start.world_size} ranks, but there is no log of rank {', '.join(map(str, missing))}"
+        yield f"the run has {size}, but there is no log of rank {', '.join(map(str, missing))}"
     beyond = sorted(set(facts.ranks) - set(range(start.world_size)))
     if beyond:
-        yield f"the run has {start.world_size} ranks, but there is a log of rank {', '.join(map(str, beyond))}"
+        yield f"the run has {size}, but there is a log of rank {', '.join(map(str, beyond))}"
     # Compared from the last backwards: a process that died while starting may have left no event.
     starts = {log.rank: [event for event in log.events if isinstance(event, RunStarted)] for log in facts.run.logs}
     for back in range(1, min(map(len, starts.values())) + 1):
@@ -73,6 +74,7 @@ def _starts(facts: Facts) -> Iterator[str]:
 def _resumes(facts: Facts) -> Iterator[str]:
     for log in facts.run.logs:
         completed, saved = 0, 0
+        before: RunStarted | None = None
         for event in log.events:
             if isinstance(event, Optimizer):
                 completed = event.step
@@ -80,6 +82,9 @@ def _resumes(facts: Facts) -> Iterator[str]:
                 saved = event.step
             elif isinstance(event, RunStarted):
                 where = f"rank {log.rank}: run_started"
+                if event.resumed and before is not None:
+                    yield from _another_run(where, before, event)
+                before = event
                 if event.resumed and event.completed_steps > completed:
                     yield f"{where} resumes after update {event.completed_steps}, but only {completed} are recorded"
                 elif event.resumed and event.completed_steps < saved:
@@ -90,6 +95,13 @@ def _resumes(facts: Facts) -> Iterator[str]:
                 elif not event.resumed and event.completed_steps:
                     yield f"{where} has {event.completed_steps} completed updates but resumes nothing"
                 completed, saved = event.completed_steps, min(saved, event.completed_steps)
+
+
+def _another_run(where: str, before: RunStarted, now: RunStarted) -> Iterator[str]:
+    for what in ("configuration_digest", "world_size"):
+        was, became = getattr(before, what), getattr(now, what)
+        if was != became:
+            yield f"{where} resumes with {what} {became}, but the run had {was}"
 
 
 def _steps(facts: Facts) -> Iterator[str]:
@@ -104,7 +116,8 @@ def _steps(facts: Facts) -> Iterator[str]:
                 expected = event.step + 1
     last = facts.updates[-1].step if facts.updates else 0
     for update in facts.partial:
-        if not facts.finished and update.step == last + 1:
+        # A scoring pass writes of updates that are still to come, so an interrupted run may have no more of them.
+        if not facts.finished and (update.step == last + 1 or (update.step > last and not update.optimizer)):
             continue
         missing = [rank for rank in facts.ranks if rank not in update.optimizer]
         yield f"update {update.step}: no optimizer event on rank {', '.join(map(str, missing))}"
@@ -144,6 +157,11 @@ def _checks(facts: Facts) -> Iterator[str]:
                     yield f"rank {log.rank}: update {event.step} is the first of its process, but scoring was skipped"
                 if event.scoring_pass == "checked" and event.step not in checked:
                     yield f"rank {log.rank}: update {event.step} was checked, but no scoring_check of it is recorded"
+                if first and event.scoring_pass == "standalone" and event.step not in checked and not facts.stochastic:
+                    yield (
+                        f"rank {log.rank}: update {event.step} is the first of its process and was scored, but no "
+                        "scoring_check of it is recorded"
+                    )
                 first = False
 
 

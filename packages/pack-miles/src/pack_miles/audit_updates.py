@@ -6,7 +6,7 @@ from pack_core import PackError, Sample, rebuild, samples_of, verify
 from pack_core import Plan as CorePlan
 
 from pack_miles.events import Optimizer, Packing
-from pack_miles.facts import Facts, unequal
+from pack_miles.facts import Facts, counted, unequal
 from pack_miles.log import Update
 
 #: Relative tolerance for ratios that are logged next to the counts they come from.
@@ -22,9 +22,10 @@ def normalizations(facts: Facts) -> Iterator[str]:
         yield from unequal(f"{where}: normalization", {r: e.normalization for r, e in update.optimizer.items()})
         normal = update.optimizer[facts.ranks[0]].normalization
         if normal.world_size != len(facts.ranks):
-            yield f"{where}: normalization is over {normal.world_size} ranks, the run has {len(facts.ranks)}"
+            yield f"{where}: normalization is over {counted(normal.world_size, 'rank')}, the run has {len(facts.ranks)}"
         if facts.step_samples is not None and normal.samples != facts.step_samples:
-            yield f"{where}: {normal.samples} samples, but the configuration has {facts.step_samples} an update"
+            samples = counted(normal.samples, "sample")
+            yield f"{where}: {samples}, but the configuration has {facts.step_samples} an update"
         if normal.active_tokens > normal.model_tokens:
             yield f"{where}: {normal.active_tokens:,} active tokens of only {normal.model_tokens:,} model tokens"
 
@@ -40,9 +41,9 @@ def packings(facts: Facts) -> Iterator[str]:
         yield from unequal(f"{where}: token_budget", {rank: event.token_budget for rank, event in training.items()})
         yield from unequal(f"{where}: plan_digest", {rank: event.plan_digest for rank, event in training.items()})
         total = sum(event.model_tokens for event in training.values())
-        counted = update.optimizer[facts.ranks[0]].normalization.model_tokens
-        if len(training) == len(facts.ranks) and total != counted:
-            yield f"{where}: the ranks packed {total:,} model tokens, normalization counts {counted:,}"
+        normal = update.optimizer[facts.ranks[0]].normalization.model_tokens
+        if len(training) == len(facts.ranks) and total != normal:
+            yield f"{where}: the ranks packed {total:,} model tokens, normalization counts {normal:,}"
     # With one sample a rank there is nothing to put together.
     several = [e for update in facts.updates for own in update.training.values() for e in own if e.samples > 1]
     if facts.packing and several and not any(event.packs < event.samples for event in several):
@@ -56,12 +57,12 @@ def _rank_packings(facts: Facts, update: Update, rank: int) -> Iterator[str]:
     for name, events, expected in (("training", training, True), ("scoring", scoring, scored)):
         needed = int(expected and facts.packing)
         if not needed <= len(events) <= int(expected):
-            yield f"{where}: {len(events)} {name} packing events where {int(expected)} belongs"
+            yield f"{where}: {counted(len(events), f'{name} packing event')} where {int(expected)} belongs"
         for event in events:
             yield from _packing(f"{where}, {name}", event, optimizer)
     if training and training[0].packs != optimizer.local_microbatches:
-        counted = optimizer.local_microbatches
-        yield f"{where}: {training[0].packs} packs, but the optimizer counts {counted} microbatches"
+        packs, microbatches = counted(training[0].packs, "pack"), optimizer.local_microbatches
+        yield f"{where}: {packs}, but the optimizer counts {counted(microbatches, 'microbatch', 'es')}"
     for what in ("plan_digest", "packs", "samples", "model_tokens", "max_pack_tokens"):
         if training and scoring and getattr(training[0], what) != getattr(scoring[0], what):
             yield (
@@ -73,25 +74,26 @@ def _rank_packings(facts: Facts, update: Update, rank: int) -> Iterator[str]:
 def _packing(where: str, event: Packing, optimizer: Optimizer) -> Iterator[str]:
     samples, world = optimizer.normalization.samples, optimizer.normalization.world_size
     if event.samples * world != samples:
-        yield f"{where}: {event.samples} samples, but {samples} over {world} ranks are {samples / world:g} each"
+        own, ranks = counted(event.samples, "sample"), counted(world, "rank")
+        yield f"{where}: {own}, but {samples} over {ranks} are {samples / world:g} each"
     if event.rollout_id != optimizer.rollout_id:
         yield f"{where}: rollout_id {event.rollout_id}, but the optimizer event has {optimizer.rollout_id}"
     if not 1 <= event.packs <= event.samples:
-        yield f"{where}: {event.packs} packs of {event.samples} samples"
+        yield f"{where}: {counted(event.packs, 'pack')} of {counted(event.samples, 'sample')}"
         return
     if event.max_pack_tokens > event.token_budget:
         yield f"{where}: the largest pack has {event.max_pack_tokens:,} tokens, the budget is {event.token_budget:,}"
     if event.model_tokens > event.packs * event.max_pack_tokens:
         yield (
-            f"{where}: {event.model_tokens:,} model tokens do not fit {event.packs} packs of at most "
+            f"{where}: {event.model_tokens:,} model tokens do not fit {counted(event.packs, 'pack')} of at most "
             f"{event.max_pack_tokens:,}"
         )
-    for name, logged, counted in (
+    for name, logged, computed in (
         ("fill_fraction", event.fill_fraction, event.model_tokens / (event.packs * event.token_budget)),
         ("samples_per_pack", event.samples_per_pack, event.samples / event.packs),
     ):
-        if abs(logged - counted) > RATIO_TOLERANCE * max(1.0, counted):
-            yield f"{where}: {name} is {logged:g}, its counts give {counted:g}"
+        if abs(logged - computed) > RATIO_TOLERANCE * max(1.0, computed):
+            yield f"{where}: {name} is {logged:g}, its counts give {computed:g}"
 
 
 def plans(facts: Facts) -> Iterator[str]:
@@ -124,7 +126,8 @@ def _against_plan(event: Packing, rank: int, place: int, plan: CorePlan, samples
         yield f"plan_digest {event.plan_digest}, but the recorded plan has {plan.digest}"
     if not 0 <= place < len(plan.steps) or rank >= plan.topology.ranks:
         yield (
-            f"the plan of collection {event.rollout_id} has {len(plan.steps)} steps on {plan.topology.ranks} ranks, "
+            f"the plan of collection {event.rollout_id} has {counted(len(plan.steps), 'step')} on "
+            f"{counted(plan.topology.ranks, 'rank')}, "
             "none of them for this update"
         )
         return

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pack_miles.config import Config, load_config, suggest
-from pack_miles.errors import InputError
+from pack_miles.errors import InputError, counted
 from pack_miles.sections import OPTIONS, PLACES
 
 OPTIONS_HINT = (
     "Every option of the run file is also a flag of its dotted name, like --core.packing_max_tokens 6144.\n"
-    "Flags win over the file, the last one last. `pack-miles --help-options` lists them all."
+    "Flags win over the file, the last one last; the value none unsets an option that may be left out.\n"
+    "`pack-miles --help-options` lists them all."
 )
 
 
@@ -224,6 +225,6 @@ def _audit(given: Namespace) -> int:
         sys.stdout.write(f"note: {problem}\n")  # a line an interrupted process tore; the rest is read
     for violation in violations:
         sys.stdout.write(f"{violation}\n")
-    count = len(violations) or "no"
-    sys.stdout.write(f"audit: {len(logs)} contract files, {count} violation{'' if len(violations) == 1 else 's'}\n")
+    count = counted(len(violations), "violation") if violations else "no violations"
+    sys.stdout.write(f"audit: {counted(len(logs), 'contract file')}, {count}\n")
     return 1 if violations else 0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pack_miles.config import Config, suggest
+from pack_miles.errors import counted
 from pack_miles.refusal import Refusal
 from pack_miles.sections import OPTIONS
 from pack_miles.tasks import TASKS
@@ -57,7 +58,10 @@ def _packing_rows() -> Iterator[Refusal]:
         "packing-off-limit",
         lambda c: c.core.packing_max_tokens is not None and not c.core.sequence_packing,
         lambda c: f"core.packing_max_tokens = {c.core.packing_max_tokens} requires core.sequence_packing = true",
-        lambda c: "turn packing on, or leave packing_max_tokens out",
+        lambda c: (
+            "turn packing on, or leave packing_max_tokens out (the flag --core.packing_max_tokens none unsets what a "
+            "file sets)"
+        ),
     )
     yield Refusal(
         "packing-cover",
@@ -107,9 +111,9 @@ def _shape_rows() -> Iterator[Refusal]:
         "collection-step",
         lambda c: c.collection_samples % c.step_samples != 0,
         lambda c: (
-            f"a collection has {c.collection_samples} samples (rollout_batch_size {c.miles.rollout_batch_size} x "
-            f"n_samples_per_prompt {c.miles.n_samples_per_prompt}), not a multiple of miles.global_batch_size = "
-            f"{c.step_samples}"
+            f"a collection has {counted(c.collection_samples, 'sample')} (rollout_batch_size "
+            f"{c.miles.rollout_batch_size} x n_samples_per_prompt {c.miles.n_samples_per_prompt}), not a multiple of "
+            f"miles.global_batch_size = {c.step_samples}"
         ),
         lambda c: "take a global_batch_size that divides it, or leave it out for one optimizer step a collection",
     )
@@ -118,7 +122,7 @@ def _shape_rows() -> Iterator[Refusal]:
         lambda c: c.core.max_policy_lag < c.steps_per_collection - 1,
         lambda c: (
             f"core.max_policy_lag = {c.core.max_policy_lag}, but with {c.steps_per_collection} optimizer steps per "
-            f"collection its last samples are {c.steps_per_collection - 1} steps behind"
+            f"collection its last samples are {counted(c.steps_per_collection - 1, 'step')} behind"
         ),
         lambda c: f"set max_policy_lag = {c.steps_per_collection - 1}, or a larger global_batch_size",
     )

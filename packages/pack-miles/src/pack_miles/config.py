@@ -26,7 +26,8 @@ class Config:
     """A run, every option typed and within its own limits.
 
     Whether the options fit each other is `pack_miles.refusals.refuse`'s question; the properties below
-    are meaningful for a configuration that it lets pass. `file` is the run file, for messages.
+    are meaningful for a configuration that it lets pass. `file` is the run file, and `written` says where an option
+    was given (`core.lr` -> `optimizer.lr (line 7)` or `--optimizer.lr`), both for messages only.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Config:
     tracking: Tracking = attrs.Factory(Tracking)
     run: Run = attrs.Factory(Run)
     file: str = attrs.field(default="", eq=False)
+    written: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
 
     @property
     def collection_samples(self) -> int:
@@ -119,7 +121,7 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
     text = _text(Path(path))
     table = _table(path, text)
     problems: list[str] = []
-    values = _file_values(table, Path(path), text, problems)
+    values, written = _file_values(table, Path(path), text, problems)
     name = table.get("name")
     for place, given in overrides:
         if place == "name":
@@ -130,18 +132,19 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
             problems.append(f"--{place}: unknown option{suggest(place, PLACES)}")
             continue
         try:
-            values[one] = _located(one, one.read(given), Path())
+            values[one], written[one.name] = _located(one, one.read(given), Path()), f"--{place}"
         except ValueError as error:
             problems.append(f"--{place} {error}")
+            written.setdefault(one.name, f"--{place}")
     problems += _name_problems(name)
-    problems += [f"{one.name} is missing: {one.help}" for one in OPTIONS if one.required and one not in values]
+    problems += [f"{one.name} is missing: {one.help}" for one in OPTIONS if one.required and one.name not in written]
     if problems:
         raise input_error(str(path), problems)
     sections = {
         section: build(**{one.key: value for one, value in values.items() if one.section == section})
         for section, build in SECTIONS.items()
     }
-    return Config(name=name, file=str(path), **sections)  # type: ignore[arg-type]
+    return Config(name=name, file=str(path), written=written, **sections)  # type: ignore[arg-type]
 
 
 def _text(path: Path) -> str:
@@ -176,17 +179,24 @@ def _name_problems(name: Any) -> Iterator[str]:
         yield f"name must start with a letter or digit, then letters, digits, '_', '.', '-'; got {spell(name)}"
 
 
-def _file_values(table: Mapping[str, Any], path: Path, text: str, problems: list[str]) -> dict[Option, Any]:
-    """Return the values the file gives; append every mistake to `problems`."""
+def _file_values(
+    table: Mapping[str, Any], path: Path, text: str, problems: list[str]
+) -> tuple[dict[Option, Any], dict[str, str]]:
+    """Return the values the file gives, and where it gives each; append every mistake to `problems`."""
     values: dict[Option, Any] = {}
-    origins: dict[Option, str] = {}
+    written: dict[str, str] = {}
     for section, entries in table.items():
         if section in ("schema_version", "name"):
             continue
-        if section not in GROUPS:
-            problems.append(f"[{section}]: unknown section{suggest(section, GROUPS)}")
+        if section not in GROUPS and isinstance(entries, Mapping):
+            problems.append(f"[{section}]{_line(text, section)}: unknown section{suggest(section, GROUPS)}")
+        elif section not in GROUPS:
+            problems.append(
+                f"{section}{_line(text, '', section)}: no option outside a section{_suggest_place(section)}"
+            )
         elif not isinstance(entries, Mapping):
-            problems.append(f"{section} must be a section, [{section}]; got {spell(entries)}")
+            line = _line(text, "", section)
+            problems.append(f"{section}{line} must be a section, [{section}]; got {spell(entries)}")
         else:
             for key, given in entries.items():
                 place = f"{section}.{key}" + _line(text, section, key)
@@ -198,30 +208,44 @@ def _file_values(table: Mapping[str, Any], path: Path, text: str, problems: list
                     value = one.check(given)
                 except ValueError as error:
                     problems.append(f"{place} {error}")
+                    written.setdefault(one.name, place)
                     continue
                 if one in values and values[one] != value:
-                    problems.append(_conflict(one, origins[one], f"{place} = {spell(value)}"))
-                values[one], origins[one] = value, f"{place} = {spell(value)}"
-    return {one: _located(one, value, path.parent) for one, value in values.items()}
-
-
-def _conflict(one: Option, first: str, second: str) -> str:
-    return f"{first} and {second} set the same option ({one.name}) and disagree; keep one of them"
+                    problems.append(
+                        f"{written[one.name]} = {spell(values[one])} and {place} = {spell(value)} set the same option "
+                        f"({one.name}) and disagree; keep one of them"
+                    )
+                values[one], written[one.name] = value, place
+    return {one: _located(one, value, path.parent) for one, value in values.items()}, written
 
 
 def _located(one: Option, value: Any, base: Path) -> Any:
     return str((base / Path(value).expanduser()).resolve()) if one.path and value is not None else value
 
 
-def _line(text: str, section: str, key: str) -> str:
-    """Return ` (line n)` of an option in the plain form of a section and its keys; nothing for other forms."""
-    inside = False
+def _line(text: str, section: str, key: str = "") -> str:
+    """Return ` (line n)` of an option, or of a section's header, in their plain form; nothing for other forms.
+
+    Section "" is what stands before the first header.
+    """
+    inside = not section
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
             inside = header[1] == section
-        elif inside and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            if inside and not key:
+                return f" (line {number})"
+        elif inside and key and re.match(rf"\s*{re.escape(key)}\s*=", line):
             return f" (line {number})"
     return ""
+
+
+def _suggest_place(key: str) -> str:
+    """Return `; did you mean optimizer.lr?` for the key of an option that stands outside every section."""
+    head = get_close_matches(key, ("name", "schema_version"), n=1, cutoff=0.75)
+    near = get_close_matches(key, [one.key for one in OPTIONS], n=1, cutoff=0.75)
+    # Where an option has several places, the backend's own section comes first and the one people write in second.
+    places = head or [one.places[:2][-1] for one in OPTIONS if one.key in near]
+    return f"; did you mean {' or '.join(places)}?" if places else "; see pack-miles --help-options"
 
 
 def suggest(given: str, known: Sequence[str] | Mapping[str, Any]) -> str:

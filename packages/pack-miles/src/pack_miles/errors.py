@@ -21,6 +21,15 @@ class InputError(ValueError):
         self.problems = tuple(problems) or (message,)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count and its noun, in the plural unless there is one.
+
+    >>> counted(1, "sample"), counted(1200, "optimizer step")
+    ('1 sample', '1,200 optimizer steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def input_error(where: str, problems: Sequence[str]) -> InputError:
     """Return one error telling every problem found at one place, at most a screenful of them.
 

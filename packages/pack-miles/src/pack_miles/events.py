@@ -164,7 +164,13 @@ class Normalization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Optimizer(Line, frozen=True, kw_only=True):
-    """An update has been applied; `step` = updates completed after it. `elapsed_seconds` excludes the scoring pass."""
+    """An update has been applied; `step` = updates completed after it. `elapsed_seconds` excludes the scoring pass.
+
+    Fields of the reference trainer that are absent in this release: `auxiliary_*` and `router_objective`, for the
+    router has no auxiliary loss here; `local_pre_optimizer_gradients` and `sampled_model_updates`, for there are no
+    diagnostic steps; `published_step`, for weights are published to the sampler once per collection; and
+    `row_specialization` of `score_timing`. `packing` is written when packing is off as well, as packs of one.
+    """
 
     rollout_id: Count
     normalization: Normalization
@@ -176,6 +182,7 @@ class Optimizer(Line, frozen=True, kw_only=True):
     local_behavior_versions: tuple[str, ...]
     local_microbatches: Count
     lr_used: float
+    lr_next: float
     optimizer_skipped: Literal[False] = False
     elapsed_seconds: Amount
 

@@ -4,7 +4,9 @@ Colours are the Okabe-Ito palette, which people with colour-blindness can tell a
 """
 
 import io
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from pack_miles.facts import counted
+from pack_miles.report import reward_span
 from pack_miles.summary import Block, PackPicture, RunSummary, tenth
 
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -34,8 +38,17 @@ GROUP_COLOURS = (
 #: Lanes drawn at most; a picture of more ranks says how many it shows.
 MOST_LANES = 64
 
+#: Rows of one sample drawn a rank at most: they all look alike.
+MOST_ROWS = 12
+
 #: More bars than these are drawn as one stepped area.
 MOST_BARS = 48
+
+#: More updates than these are drawn as means of several, for steps narrower than a dot of the screen make false combs.
+MOST_STEPS = 100
+
+#: Fewer collections than these have no trend that a smoothed line could show.
+LEAST_SMOOTHED = 10
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -75,10 +88,10 @@ def _scalable(match: re.Match[str]) -> str:
 
 def draw_packs(picture: PackPicture) -> Figure:
     """Return the packs of one update: a lane a pack, a block a sample on the token axis, the capacity as a line."""
-    shown, whole = _shown(picture)
+    shown, part = _shown(picture)
     lanes = sum(len(packs) for packs in shown)
-    lane = 0.27 if lanes <= 24 else 0.2 if lanes <= 40 else 0.15
-    figure, axes = _figure(WIDE, 1.25 + lane * (lanes + 0.6 * len(shown)))
+    lane = 0.27 if lanes <= 24 and not _one_a_row(picture) else 0.2 if lanes <= 40 else 0.15
+    figure, axes = _figure(WIDE, 1.4 + lane * (lanes + 0.6 * len(shown)))
     colours = _group_colours(picture)
     ticks, names, y = [], [], 0.0
     for rank, packs in enumerate(shown):
@@ -106,59 +119,84 @@ def draw_packs(picture: PackPicture) -> Figure:
     axes.set_ylim(y - 0.9, -0.75)
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"tokens in the pack (limit {picture.capacity:,})")
+    axes.set_xlabel(f"tokens in the {'row' if _one_a_row(picture) else 'pack'} (limit {picture.capacity:,})")
     axes.xaxis.set_major_formatter(_thousands())
     axes.spines["left"].set_visible(False)
-    _title(axes, _packs_title(picture, len(shown), whole), pad=14)
+    title = _packs_title(picture)
+    _title(axes, f"{title} ({part} drawn)" if part else title, pad=14)
     return figure
 
 
-def _packs_title(picture: PackPicture, ranks: int, whole: bool) -> str:
+def _one_a_row(picture: PackPicture) -> bool:
+    return all(len(pack) == 1 for packs in picture.ranks for pack in packs)
+
+
+def _packs_title(picture: PackPicture) -> str:
     every = [pack for packs in picture.ranks for pack in packs]
     samples = sum(len(pack) for pack in every)
     fill = sum(block.length for pack in every for block in pack) / (len(every) * picture.capacity)
-    title = f"Update {picture.step:,}: {samples:,} samples in {len(every):,} packs on {len(picture.ranks):,} ranks"
-    title += f", {fill:.0%} full"
-    if whole and ranks == len(picture.ranks):
-        return title
-    part = f"the first {ranks:,} ranks" if whole else f"the first {MOST_LANES} packs of rank 0"
-    return f"{title} ({part} are drawn)"
+    packs = ", one a row," if _one_a_row(picture) else f" in {counted(len(every), 'pack')}"
+    ranks = counted(len(picture.ranks), "rank")
+    return f"Update {picture.step:,}: {counted(samples, 'sample')}{packs} on {ranks}, {fill:.0%} full"
 
 
-def _shown(picture: PackPicture) -> tuple[Sequence[Sequence[Sequence[Block]]], bool]:
-    """Return the ranks that fit the picture, whole; one cut short, and False, when not even the first does."""
-    most = max(1, MOST_LANES // max(1, max(len(packs) for packs in picture.ranks)))
-    shown = picture.ranks[:most]
-    if len(shown[0]) > MOST_LANES:
-        return [shown[0][:MOST_LANES]], False
-    return shown, True
+def _shown(picture: PackPicture) -> tuple[Sequence[Sequence[Sequence[Block]]], str]:
+    """Return the packs that fit the picture by rank, and in words which part of all they are; "" for the whole."""
+    deep = MOST_ROWS if _one_a_row(picture) else MOST_LANES
+    packs = max(len(packs) for packs in picture.ranks)
+    most = max(1, MOST_LANES // max(1, min(deep, packs)))
+    shown = [packs[:deep] for packs in picture.ranks[:most]]
+    cut, ranks = packs > deep, len(picture.ranks)
+    if not cut:
+        return shown, f"the first {most:,} ranks are" if ranks > most else ""
+    lanes = f"the first {deep} {'rows' if _one_a_row(picture) else 'packs'}"
+    if ranks == 1 or most == 1:
+        return shown, f"{lanes} of rank 0 are"
+    return shown, f"{lanes} of " + (f"the first {most:,} ranks are" if ranks > most else "each rank are")
 
 
 def _group_colours(picture: PackPicture) -> dict[object, tuple[str, str]]:
-    """Return a colour for each prompt group, and for each sample that belongs to none."""
-    blocks = (block for packs in picture.ranks for pack in packs for block in pack)
-    found = sorted(
-        dict.fromkeys(block.group if block.group is not None else ("", block.id) for block in blocks),
-        key=lambda group: (str(type(group)), group),
-    )
-    return {group: GROUP_COLOURS[place % len(GROUP_COLOURS)] for place, group in enumerate(found)}
+    """Return a colour for each prompt group, and for each sample that belongs to none.
+
+    Colours follow the order of the groups, and leave out those of groups next to it in a pack while there are others.
+    """
+    beside: dict[object, set[object]] = {}
+    for pack in (pack for packs in picture.ranks for pack in packs):
+        row: list[object] = [block.group if block.group is not None else ("", block.id) for block in pack]
+        for group, other in zip(row, [*row[1:], row[-1]], strict=True):
+            beside.setdefault(group, set()).add(other)
+            beside.setdefault(other, set()).add(group)
+    colours: dict[object, tuple[str, str]] = {}
+    for place, group in enumerate(sorted(beside, key=lambda group: (str(type(group)), group))):
+        turn = [GROUP_COLOURS[(place + step) % len(GROUP_COLOURS)] for step in range(len(GROUP_COLOURS))]
+        taken = {colours.get(other) for other in beside[group]}
+        colours[group] = next((colour for colour in turn if colour not in taken), turn[0])
+    return colours
 
 
 def draw_rewards(run: RunSummary) -> Figure:
-    """Return the mean reward of every collection, a smoothed line, and one standard deviation of the samples."""
+    """Return the mean reward of every collection, a smoothed line through many, and the deviation of the samples."""
     figure, axes = _figure(*SMALL)
     rows = run.collections
     x = [row.rollout_id + 1 for row in rows]
     means = [row.reward_mean for row in rows]
     low = [max(row.reward_min, row.reward_mean - row.reward_std) for row in rows]
     high = [min(row.reward_max, row.reward_mean + row.reward_std) for row in rows]
-    axes.fill_between(x, low, high, color=BLUE, alpha=0.12, linewidth=0, label="samples, ± 1 std")
-    axes.plot(x, means, "o", color=BLUE, markersize=3, alpha=0.55, label="mean of a collection")
-    axes.plot(x, smooth(means, tenth(len(means))), color=BLUE, linewidth=2, label="smoothed")
+    _band(axes, x, low, high, BLUE, "samples, ± 1 std")
+    axes.plot(
+        x,
+        means,
+        "o",
+        color=BLUE,
+        markersize=3 if len(means) >= LEAST_SMOOTHED else 5,
+        alpha=0.55,
+        label="mean of a collection",
+    )
+    if len(means) >= LEAST_SMOOTHED:
+        axes.plot(x, smooth(means, tenth(len(means))), color=BLUE, linewidth=2, label="smoothed")
     _count_axis(axes, x, "collection")
     axes.set_ylabel("reward")
-    if run.reward_first is not None and run.reward_last is not None:
-        _title(axes, f"Mean reward {run.reward_first:.2f} → {run.reward_last:.2f}")
+    _title(axes, f"Mean reward {reward_span(run)}")
     _legend(axes)
     return figure
 
@@ -169,31 +207,41 @@ def draw_fill(run: RunSummary) -> Figure:
     x = [row.step for row in run.updates]
     low, high = ([100 * pick(row.fill) for row in run.updates] for pick in (min, max))
     means = [100 * row.fill_mean for row in run.updates]
-    axes.fill_between(x, low, high, color=GREEN, alpha=0.2, linewidth=0, label="least to most filled rank")
-    axes.plot(x, means, color=GREEN, linewidth=1.8, marker="o" if len(x) <= 2 else None, label="all packs")
+    many, reach, every = len(x) > MOST_STEPS, tenth(len(x)) // 2, "all rows" if run.one_a_row else "all packs"
+    if any(len(row.fill) > 1 for row in run.updates):
+        # A band that jumps with every update would hide itself.
+        low, high = (smooth(edge, reach) if many else edge for edge in (low, high))
+        _band(axes, x, low, high, GREEN, "least to most filled rank")
+    if many:
+        axes.plot(x, means, color=GREEN, linewidth=0.6, alpha=0.7, label=every)
+        axes.plot(x, smooth(means, reach), color=INK, linewidth=1.6, label="smoothed")
+    else:
+        axes.plot(x, means, color=GREEN, linewidth=1.8, marker="o" if len(x) <= 2 else None, label=every)
     axes.set_ylim(0, 104)
     _count_axis(axes, x, "update")
     axes.set_ylabel("filled share of capacity (%)")
-    _title(axes, f"Fill {run.fill:.0%} on average" if run.fill is not None else "Fill")
+    title = "Fill" if run.fill is None else f"Fill {run.fill:.1%} on average"
+    _title(axes, f"{title}, one sample a row" if run.one_a_row else title)
     _legend(axes)
     return figure
 
 
 def draw_forwards(run: RunSummary) -> Figure:
-    """Return the forwards of one rank in every update, packed against one sample a row."""
+    """Return the forwards of one rank in every update, packed against one sample a row where that differs."""
     figure, axes = _figure(*SMALL)
-    x = [row.step for row in run.updates]
     single = [row.forwards_single for row in run.updates]
-    nothing = [0.0] * len(x)
-    _bars(axes, x, single, nothing, "#C9C9C9", "one sample a row")
-    _bars(axes, x, [row.forwards for row in run.updates], nothing, BLUE, "packed")
-    _count_axis(axes, x, "update")
+    packed = [row.forwards for row in run.updates]
+    if run.one_a_row:
+        _bars(axes, run, [(single, BLUE, "one sample a row")])
+    else:
+        _bars(axes, run, [(single, "#C9C9C9", "one sample a row")])
+        _bars(axes, run, [(packed, BLUE, "packed")])
     axes.set_ylabel("forwards of one rank")
     axes.set_ylim(0, max(single, default=1) * 1.06)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(_thousands())
-    saved = run.forwards_saved
-    _title(axes, "Forwards" if saved is None else f"{run.forwards:,} forwards instead of {run.forwards_single:,}")
+    single_text = "one sample a row" if run.one_a_row else f"instead of {run.forwards_single:,}"
+    _title(axes, f"{run.forwards:,} forwards{', ' if run.one_a_row else ' '}{single_text}")
     _legend(axes)
     return figure
 
@@ -201,14 +249,11 @@ def draw_forwards(run: RunSummary) -> Figure:
 def draw_times(run: RunSummary) -> Figure:
     """Return the seconds of every update in scoring and training, one on the other, of the slowest rank."""
     figure, axes = _figure(*SMALL)
-    x = [row.step for row in run.updates]
     train = [row.train_seconds for row in run.updates]
     score = [row.score_seconds for row in run.updates]
-    _bars(axes, x, train, [0.0] * len(x), ORANGE, "training")
-    _bars(axes, x, score, train, SKY, "scoring")
-    _count_axis(axes, x, "update")
+    top = _bars(axes, run, [(train, ORANGE, "training"), (score, SKY, "scoring")])
     axes.set_ylabel("seconds")
-    axes.set_ylim(0, max(map(sum, zip(train, score, strict=True)), default=1) * 1.06)
+    axes.set_ylim(0, top * 1.06 or 1.0)
     _title(axes, f"Training {run.train_seconds:,.1f} s, scoring {run.score_seconds:,.1f} s")
     _legend(axes)
     return figure
@@ -236,15 +281,37 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _bars(
-    axes: Axes, x: Sequence[int], heights: Sequence[float], bottoms: Sequence[float], colour: str, label: str
-) -> None:
-    if len(x) <= MOST_BARS:
-        axes.bar(x, heights, 0.8, bottom=bottoms, color=colour, label=label)
-        return
-    tops = [height + bottom for height, bottom in zip(heights, bottoms, strict=True)]
-    edges = [x[0] - 0.5, *(step + 0.5 for step in x)]
-    axes.stairs(tops, edges, baseline=bottoms, fill=True, color=colour, linewidth=0, label=label)
+def together(run: RunSummary) -> int:
+    """Return how many updates one step of a picture is the mean of: whole collections, and 1 up to `MOST_STEPS`."""
+    if len(run.updates) <= MOST_STEPS:
+        return 1
+    collection = max(Counter(row.rollout_id for row in run.updates).values())
+    return collection * math.ceil(len(run.updates) / (MOST_STEPS * collection))
+
+
+def _bars(axes: Axes, run: RunSummary, layers: Sequence[tuple[Sequence[float], str, str]]) -> float:
+    """Draw values, colours and labels on one another, a bar or a step an update, and return the height of all."""
+    steps, size = [row.step for row in run.updates], together(run)
+    x = steps[::size]
+    edges = [x[0] - 0.5, *(step - 0.5 for step in x[1:]), steps[-1] + 0.5]
+    bottoms = [0.0] * len(x)
+    for values, colour, label in layers:
+        parts = [values[place : place + size] for place in range(0, len(values), size)]
+        tops = [bottom + sum(part) / len(part) for bottom, part in zip(bottoms, parts, strict=True)]
+        if len(x) <= MOST_BARS and size == 1:
+            axes.bar(x, values, 0.8, bottoms, color=colour, label=label)
+        else:
+            axes.stairs(tops, edges, baseline=bottoms, fill=True, color=colour, linewidth=0, label=label)
+        bottoms = tops
+    _count_axis(axes, steps, "update" if size == 1 else f"update (each step is the mean of {size})")
+    return max(bottoms)
+
+
+def _band(axes: Axes, x: Sequence[int], low: Sequence[float], high: Sequence[float], colour: str, label: str) -> None:
+    if len(x) == 1:
+        axes.vlines(x, low, high, color=colour, alpha=0.25, linewidth=9, label=label)
+    else:
+        axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0, label=label)
 
 
 def _title(axes: Axes, text: str, pad: int = 24) -> None:

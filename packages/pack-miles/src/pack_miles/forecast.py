@@ -8,9 +8,10 @@ import attrs
 from pack_core import Bounds, PackError, Plan, Sample, Work
 
 from pack_miles.config import Config
-from pack_miles.errors import InputError
+from pack_miles.errors import InputError, counted
 from pack_miles.planning import plan_samples
 from pack_miles.samples import RolloutRow, RowLimits, read_rows, to_samples
+from pack_miles.tasks import TASKS
 
 #: Shown wherever a proxy is.
 PROXY_NOTE = "token and pair work are counts, not wall times: they rank plans of the same samples"
@@ -53,25 +54,32 @@ def forecast_file(config: Config, path: str | Path) -> Forecast:
     Raises:
         InputError: naming what is wrong with the file or a sample of it.
     """
-    unrouted = 0
+    unrouted = unmasked = 0
 
     def counted() -> Iterator[RolloutRow]:
-        nonlocal unrouted
+        nonlocal unrouted, unmasked
         for row in read_rows(path, row_limits(config)):
             unrouted += row.rollout_routed_experts is None
+            unmasked += row.loss_mask is None
             yield row
 
     samples = to_samples(counted())
-    return forecast(config, samples, unrouted=unrouted)
+    return forecast(config, samples, unrouted=unrouted, unmasked=unmasked)
 
 
 def row_limits(config: Config) -> RowLimits:
-    """Return what the rows of a configuration must keep to; routes only where they are replayed in a known model."""
-    length = config.core.max_sequence_length
-    if config.model.format != "small" or not config.miles.use_rollout_routing_replay:
-        return RowLimits(max_length=length)
+    """Return what the rows of a configuration must keep to.
+
+    Token ids are limited where the small model speaks those of a task, routes where they are replayed in it.
+    """
+    length, small = config.core.max_sequence_length, config.model.format == "small"
+    task = TASKS.get(config.data.task or "") if small else None
+    vocabulary = task.vocabulary if task else None
+    if not small or not config.miles.use_rollout_routing_replay:
+        return RowLimits(max_length=length, vocabulary=vocabulary)
     return RowLimits(
         max_length=length,
+        vocabulary=vocabulary,
         layers=config.model.num_hidden_layers,
         top_k=config.model.num_experts_per_tok,
         experts=config.model.n_routed_experts,
@@ -79,10 +87,11 @@ def row_limits(config: Config) -> RowLimits:
     )
 
 
-def forecast(config: Config, samples: Sequence[Sample], *, unrouted: int = 0) -> Forecast:
+def forecast(config: Config, samples: Sequence[Sample], *, unrouted: int = 0, unmasked: int = 0) -> Forecast:
     """Return the plan the trainer would make of the samples, in their order, and what it costs.
 
-    `unrouted` counts the rows that brought no routes; with replay on, a note says so.
+    `unrouted` counts the rows that brought no routes, `unmasked` those without a loss mask: notes say what it means,
+    for routes with replay on, for masks when other rows have one.
 
     Raises:
         InputError: naming the sample that fits no row.
@@ -102,7 +111,7 @@ def forecast(config: Config, samples: Sequence[Sample], *, unrouted: int = 0) ->
             attention_token_work=sum(one.attention_token_work for one in made.bounds),
             attention_pair_work=sum(one.attention_pair_work for one in made.bounds),
         ),
-        notes=tuple(_notes(config, made, unrouted)),
+        notes=tuple(_notes(config, made, unrouted, unmasked, len(samples))),
     )
 
 
@@ -120,17 +129,28 @@ def _total_work(made: Plan, config: Config) -> Work:
     )
 
 
-def _notes(config: Config, made: Plan, unrouted: int) -> list[str]:
+def _notes(config: Config, made: Plan, unrouted: int, unmasked: int, rows: int) -> list[str]:
     notes = []
     if not made.steps:
+        verb = "is" if len(made.tail) == 1 else "are"
         notes.append(
-            f"no complete optimizer step: {len(made.tail)} samples are fewer than miles.global_batch_size = "
-            f"{config.step_samples}"
+            f"no complete optimizer step: {counted(len(made.tail), 'sample')} {verb} fewer than "
+            f"miles.global_batch_size = {config.step_samples}"
         )
     elif made.tail:
-        notes.append(f"the last {len(made.tail)} samples do not fill an optimizer step and stay untouched")
+        one = len(made.tail) == 1
+        notes.append(
+            f"the last {'sample does' if one else f'{len(made.tail):,} samples do'} not fill an optimizer step and "
+            f"{'stays' if one else 'stay'} untouched"
+        )
     if config.miles.use_rollout_routing_replay and unrouted:
-        notes.append(f"{unrouted:,} rows bring no routes (rollout_routed_experts): replay is on and will need them")
+        verb = "brings" if unrouted == 1 else "bring"
+        notes.append(
+            f"{counted(unrouted, 'row')} {verb} no routes (rollout_routed_experts): replay is on and will need them"
+        )
+    if 0 < unmasked < rows:
+        verb, whose = ("brings", "its") if unmasked == 1 else ("bring", "their")
+        notes.append(f"{unmasked:,} of {rows:,} rows {verb} no loss_mask: all {whose} tokens count")
     if not config.core.sequence_packing:
         notes.append("packing is off: every row holds one sample")
     return [*notes, PROXY_NOTE]

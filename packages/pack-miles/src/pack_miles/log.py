@@ -12,6 +12,14 @@ from pack_miles.events import SCHEMA_VERSION, Event, Optimizer, Packing, Plan, R
 
 PATTERN = "training_contract_rank*.jsonl"
 
+#: Corrupt lines of a file that are told one by one; the rest are counted.
+MOST_CORRUPT = 5
+
+#: What decoding a line that is no JSON raises.
+BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+WANTED = "give a contract file or the directory a run wrote them to"
+
 
 @attrs.frozen
 class Log:
@@ -51,9 +59,9 @@ class RunLogs:
 
     @property
     def start(self) -> RunStarted | None:
-        """The latest start that the lowest rank recorded."""
-        starts = [event for log in self.logs[:1] for event in log.events if isinstance(event, RunStarted)]
-        return starts[-1] if starts else None
+        """The latest start of the lowest rank that recorded one."""
+        found = ([event for event in log.events if isinstance(event, RunStarted)] for log in self.logs)
+        return next((starts[-1] for starts in found if starts), None)
 
     def standing(self) -> dict[int, tuple[Event, ...]]:
         """Return by rank the events that no later resume superseded."""
@@ -108,18 +116,23 @@ def read_log(path: Path) -> Log:
     """Return the events of one contract file; a line that cannot be read is reported by number and left out.
 
     A torn line, the unfinished write of an interrupted process, is expected at the end and directly before the start
-    of a later process. Any other unreadable line means that the file is corrupt.
+    of a later process. Any other unreadable line means that the file is corrupt; of many, the first are told.
 
     Raises:
-        InputError: when there is no such file.
+        InputError: when there is no such file, or it must not be read.
     """
-    if not path.is_file():
-        raise InputError(f"{path} is not a file; give a contract file or the directory a run wrote them to")
-    lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
+    try:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file; {WANTED}")
+        data = path.read_bytes()
+    except OSError as refused:
+        raise _unreadable(path, refused) from None
+    lines = [(number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
     read = [_decode(line) for _, line in lines]
     events: list[Event] = []
     problems: list[str] = []
     corrupt: list[str] = []
+    untold = 0
     for place, ((number, line), (event, error)) in enumerate(zip(lines, read, strict=True)):
         if event is not None:
             events.append(event)
@@ -128,30 +141,60 @@ def read_log(path: Path) -> Log:
         followed_by_start = not last and isinstance(read[place + 1][0], RunStarted)
         if (last or followed_by_start) and _is_incomplete(line):
             problems.append(f"{path}:{number}: torn line of {len(line):,} bytes left out; the process was interrupted")
-        else:
+        elif len(corrupt) < MOST_CORRUPT:
             corrupt.append(f"{path}:{number}: corrupt line left out: {error}")
             problems.append(corrupt[-1])
+        else:
+            untold += 1
+    if untold:
+        corrupt.append(f"{path}: {untold:,} more corrupt line{'' if untold == 1 else 's'} left out")
+        problems.append(corrupt[-1])
     return Log(path, tuple(events), tuple(problems), tuple(corrupt))
 
 
 def read_logs(paths: Iterable[Path]) -> tuple[Log, ...]:
     """Return the logs of the given contract files, and of every contract file in the given directories.
 
+    A process killed before its first event leaves an empty contract file, which is read beside those of other ranks.
+
     Raises:
-        InputError: when a path is missing, or a directory holds no contract file.
+        InputError: when a path is missing or must not be read, a directory holds no contract file, or a file or run
+            holds no event.
     """
     found: dict[Path, None] = {}
     for path in paths:
-        if path.is_dir():
-            files = sorted(path.glob(PATTERN))
-            if not files:
-                raise InputError(f"{path} holds no {PATTERN} file; give the directory named by output.root of a run")
-            found.update(dict.fromkeys(files))
-        elif path.exists():
-            found[path] = None
-        else:
-            raise InputError(f"{path} does not exist; give a contract file or the directory a run wrote them to")
-    return tuple(read_log(path) for path in found)
+        try:
+            found.update(dict.fromkeys(_files(path)))
+        except OSError as error:
+            raise _unreadable(path, error) from None
+    logs = tuple(read_log(path) for path in found)
+    told = {log.path.parent for log in logs if log.events}
+    for log in logs:
+        killed = log.path.match(PATTERN) and not log.corrupt and log.path.parent in told
+        if not log.events and not killed:
+            raise InputError(_no_event(log))
+    return logs
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise InputError(f"{path} does not exist; {WANTED}")
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.match(PATTERN))
+    if not files:
+        raise InputError(f"{path} holds no {PATTERN} file; give the directory named by output.root of a run")
+    return files
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be read: {error.strerror or error}; {WANTED} that this user may read")
+
+
+def _no_event(log: Log) -> str:
+    first = log.problems[0].removeprefix(f"{log.path}:").replace(" corrupt line left out:", "") if log.problems else ""
+    why = f"its line {first}" if first else "it is empty"
+    return f"{log.path}: not a contract file: it holds no event of a run ({why}); {WANTED}"
 
 
 def runs_of(logs: Iterable[Log]) -> tuple[RunLogs, ...]:
@@ -172,12 +215,15 @@ def _decode(line: bytes) -> tuple[Event | None, str]:
         if version != SCHEMA_VERSION:
             return None, f"it has schema_version {version}, and this reader knows {SCHEMA_VERSION}"
         return None, str(error)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BROKEN as error:
         return None, str(error)
 
 
 def _version(line: bytes) -> object:
-    fields = msgspec.json.decode(line)
+    try:
+        fields = msgspec.json.decode(line)
+    except BROKEN:  # a value of the wrong type may be found before the line turns out to be no JSON
+        return SCHEMA_VERSION
     return fields.get("schema_version", SCHEMA_VERSION) if isinstance(fields, dict) else SCHEMA_VERSION
 
 
@@ -185,6 +231,6 @@ def _is_incomplete(line: bytes) -> bool:
     """A line is incomplete when it begins like an event and is not JSON as a whole."""
     try:
         msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except BROKEN:
         return line.startswith(b"{")
     return False

@@ -15,7 +15,7 @@ KINDS = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
-    str: "a text",
+    str: "a non-empty text",
     tuple: "a list of distinct integers, none negative",
 }
 

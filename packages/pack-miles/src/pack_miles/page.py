@@ -9,8 +9,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from pack_miles.figures import draw_fill, draw_forwards, draw_packs, draw_rewards, draw_times, svg
-from pack_miles.report import COUNT_NOTE, key_figures
+from pack_miles.figures import (
+    LEAST_SMOOTHED,
+    MOST_STEPS,
+    draw_fill,
+    draw_forwards,
+    draw_packs,
+    draw_rewards,
+    draw_times,
+    svg,
+)
+from pack_miles.report import COUNT_NOTE, key_figures, labels, recorded_ranks, reward_span, saved_share
 from pack_miles.summary import Report, RunSummary
 
 STYLE = """
@@ -28,7 +37,7 @@ p { margin: 6px 0; } .soft, figcaption { color: var(--soft); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(210px, 1fr)); gap: 14px; margin: 18px 0; }
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; }
 .tile b { display: block; font-size: 25px; line-height: 1.25; font-variant-numeric: tabular-nums; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 18px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); gap: 18px; }
 figure { margin: 0 0 18px; } .pair figure { margin: 0; }
 .picture { background: #ffffff; border: 1px solid var(--line); border-radius: 10px; padding: 10px 12px;
   overflow-x: auto; }
@@ -45,22 +54,32 @@ details { margin: 14px 0; } summary { cursor: pointer; font-weight: 600; }
 
 PACKS = (
     "Each bar is one pack, the row of one forward; ranks run their packs side by side. A block is one sample, as wide "
-    "as it has tokens, and blocks of one colour answer the same prompt. Grey is capacity left empty: the closer the "
-    "bars come to the limit, the fewer forwards are needed. The percentage is the pack's fill."
+    "as it has tokens: neighbouring blocks of one colour answer the same prompt; colours repeat after eight prompts; "
+    "the number in a block is its tokens. Grey is capacity left empty: the closer the bars come to the limit, the "
+    "fewer forwards are needed. The percentage is the pack's fill."
+)
+ROWS = (
+    "Each bar is the row of one forward and holds one sample, as wide as it has tokens, in the colour of its prompt; "
+    "colours repeat after eight prompts. Grey is capacity left empty, the percentage is the row's fill. Packing would "
+    "put several samples into one row."
 )
 PACKS_AGAIN = "The same for the last update of the run: responses may have grown or shrunk as the policy learned."
 REWARDS = (
-    "Dots are the mean reward of each collection, the line smooths over a tenth of the run on either side, the band is "
-    "one standard deviation of the samples. A line that rises means that the policy learns."
+    "Dots are the mean reward of each collection. The band is one standard deviation of the samples, cut to the "
+    "possible range: from the smallest to the largest reward of the collection."
 )
-FILL = (
-    "How much of the packs' capacity holds tokens. The band reaches from the least to the most filled rank; a wide "
-    "band means that ranks with few tokens wait for ranks with many."
+REWARDS_SMOOTHED = " The line smooths over a tenth of the run on either side; where it rises, the policy learns."
+FILL = "How much of the capacity holds tokens."
+FILL_BAND = (
+    " The band reaches from the least to the most filled rank; a wide band means that ranks with few tokens wait for "
+    "ranks with many."
 )
+FILL_SMOOTHED = " The dark line and the band are smoothed over a twentieth of the run on either side."
 FORWARDS = (
     "Forwards that one rank runs in an update, scoring included; grey is what one sample a row would take. "
     "A count is not a wall time: a packed forward is larger and takes longer."
 )
+FORWARDS_SINGLE = "Forwards that one rank runs in an update, scoring included; every forward holds one sample."
 TIMES = (
     "Seconds of the slowest rank in each update, rollout left out. The seconds of a scoring pass over several updates "
     "are shared equally among them."
@@ -84,14 +103,14 @@ def write_page(report: Report, path: Path) -> None:
 
 def render_page(report: Report) -> str:
     """Return the report as HTML; the same report always gives the same text."""
-    names = ", ".join(dict.fromkeys(run.name for run in report.runs))
+    names = ", ".join(labels(report))
     several = len(report.runs) > 1
-    body = [f"<h1>{escape(names)}</h1>", '<p class="soft">Packed reinforcement learning, from the contract log.</p>']
+    body = [f"<h1>{escape(names)}</h1>", f'<p class="soft">{_subtitle(report)}, from the contract log.</p>']
     if several:
         body.append(_table(report))
-    for number, run in enumerate(report.runs):
+    for number, (run, label) in enumerate(zip(report.runs, labels(report), strict=True)):
         if several:
-            body.append(f"<h2>{escape(run.name)}</h2>")
+            body.append(f"<h2>{escape(label)}</h2>")
         body += _run(run, f"run{number}")
         if not several:
             body += ["<h3>Key figures</h3>", _table(report)]
@@ -105,24 +124,35 @@ def render_page(report: Report) -> str:
     )
 
 
+def _subtitle(report: Report) -> str:
+    if any(not run.updates for run in report.runs) or len({run.one_a_row for run in report.runs}) > 1:
+        return "Reinforcement learning"
+    return "Reinforcement learning, one sample a row" if report.runs[0].one_a_row else "Packed reinforcement learning"
+
+
 def _run(run: RunSummary, name: str) -> Iterator[str]:
-    yield f'<p class="soft">{escape(run.directory)} — {escape(run.status)}</p>'
+    ended = "soft" if run.status in ("finished", "not finished") else "problem"
+    yield f'<p class="soft">{escape(run.directory)} — <span class="{ended}">{escape(run.status)}</span></p>'
     yield _tiles(run)
     if not run.updates:
         yield "<p>No update is recorded.</p>"
         return
+    forwards = _figure(draw_forwards(run), f"{name}-forwards", FORWARDS_SINGLE if run.one_a_row else FORWARDS)
+    rewards = ""
     if run.collections:
-        rewards = _figure(draw_rewards(run), f"{name}-reward", REWARDS)
-        yield f'<div class="pair">{rewards}{_figure(draw_forwards(run), f"{name}-forwards", FORWARDS)}</div>'
-    else:
-        yield _figure(draw_forwards(run), f"{name}-forwards", FORWARDS)
+        smoothed = REWARDS_SMOOTHED if len(run.collections) >= LEAST_SMOOTHED else ""
+        rewards = _figure(draw_rewards(run), f"{name}-reward", REWARDS + smoothed)
+    yield f'<div class="pair">{rewards}{forwards}</div>'
     if run.pictures:
         yield "<h3>What the ranks run</h3>"
+    packs = ROWS if run.one_a_row else PACKS
     for place, picture in enumerate(run.pictures):
-        yield _figure(draw_packs(picture), f"{name}-packs{place}", PACKS_AGAIN if place else PACKS, wide=True)
+        yield _figure(draw_packs(picture), f"{name}-packs{place}", PACKS_AGAIN if place else packs, wide=True)
     yield "<h3>How full, how long</h3>"
     fill, times = draw_fill(run), draw_times(run)
-    yield f'<div class="pair">{_figure(fill, f"{name}-fill", FILL)}{_figure(times, f"{name}-times", TIMES)}</div>'
+    about = FILL + (FILL_BAND if any(len(row.fill) > 1 for row in run.updates) else "")
+    about += FILL_SMOOTHED if len(run.updates) > MOST_STEPS else ""
+    yield f'<div class="pair">{_figure(fill, f"{name}-fill", about)}{_figure(times, f"{name}-times", TIMES)}</div>'
 
 
 def _background(run: RunSummary) -> Iterator[str]:
@@ -137,21 +167,27 @@ def _background(run: RunSummary) -> Iterator[str]:
 
 def _tiles(run: RunSummary) -> str:
     tiles = []
-    if run.reward_first is not None and run.reward_last is not None:
-        tiles.append((f"{run.reward_first:.2f} → {run.reward_last:.2f}", "mean reward, first → last tenth of the run"))
-    if run.forwards_saved is not None and run.fill is not None:
+    ranks = recorded_ranks(run)
+    if (span := reward_span(run)) is not None:
+        tiles.append((span, "mean reward, first → last tenth of the run"))
+    if (share := saved_share(run)) is not None:
         saved = f"forwards of one rank: {run.forwards:,} instead of {run.forwards_single:,} with one sample a row"
-        tiles.append((f"\u2212{run.forwards_saved:.0%}" if run.forwards_saved else "0%", saved))
-        tiles.append((f"{run.fill:.0%}", "of the packs' capacity is filled"))
+        tiles.append((share, saved))
+    elif run.one_a_row:
+        tiles.append((f"{run.forwards:,}", "forwards of one rank, one sample a row"))
+    if run.fill is not None:
+        filled = "of the rows' capacity is filled, one sample a row"
+        filled = filled if run.one_a_row else "of the packs' capacity is filled"
+        tiles.append((f"{run.fill:.1%}", f"{filled}, {ranks}" if run.missing else filled))
     if run.tokens_per_second is not None:
-        tiles.append((f"{run.tokens_per_second:,.0f}", "model tokens a second in scoring and training, all ranks"))
+        tiles.append((f"{run.tokens_per_second:,.0f}", f"model tokens a second in scoring and training, {ranks}"))
     drawn = "".join(f'<div class="tile"><b>{escape(big)}</b>{escape(small)}</div>' for big, small in tiles)
     return f'<div class="tiles">{drawn}</div>'
 
 
 def _table(report: Report) -> str:
     columns = [key_figures(run) for run in report.runs]
-    head = "".join(f"<th>{escape(run.name)}</th>" for run in report.runs)
+    head = "".join(f"<th>{escape(label)}</th>" for label in labels(report))
     rows = "".join(
         f"<tr><th>{escape(row[0][0])}</th>" + "".join(f"<td>{escape(text)}</td>" for _, text in row) + "</tr>"
         for row in zip(*columns, strict=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pack_miles.combinations import COMBINATIONS, small
 from pack_miles.config import Config
+from pack_miles.errors import counted
 from pack_miles.machine import ATTENTION_FUNCTIONS, Machine, holds_run, probe, writable
 from pack_miles.refusal import Refusal, refuse_all
 from pack_miles.standing import Standing, latest, read
@@ -69,7 +70,7 @@ def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
         lambda c: torch and c.run.backend == "nccl" and machine.cuda_devices < (machine.local_ranks or c.run.ranks),
         lambda c: (
             f"run.backend = 'nccl' needs a CUDA device for each of {machine.local_ranks or c.run.ranks} ranks; "
-            f"here are {machine.cuda_devices}"
+            f"here {'is' if machine.cuda_devices == 1 else 'are'} {machine.cuda_devices}"
         ),
         lambda c: "set run.backend = gloo, fewer ranks, or start on a GPU node",
         scope="machine",
@@ -117,7 +118,10 @@ def _start_rows(machine: Machine) -> Iterator[Refusal]:
     yield Refusal(
         "world-size",
         lambda c: machine.world not in (None, c.run.ranks),
-        lambda c: f"run.ranks = {c.run.ranks}, but the launcher started {machine.world} processes",
+        lambda c: (
+            f"run.ranks = {c.run.ranks}, but the launcher started {machine.world} "
+            f"process{'' if machine.world == 1 else 'es'}"
+        ),
         lambda c: "make them equal",
         scope="machine",
     )
@@ -140,9 +144,9 @@ def _start_rows(machine: Machine) -> Iterator[Refusal]:
     )
     yield Refusal(
         "resume-nothing",
-        lambda c: first and c.run.resume and not holds_run(c.output.root),
-        lambda c: f"run.resume = true, but output.root = {c.output.root!r} holds no run",
-        lambda c: "set run.resume = false to start one, or name the folder of the run",
+        lambda c: first and c.run.resume and latest(Path(c.output.root)) is None,
+        lambda c: f"run.resume = true, but output.root = {c.output.root!r} holds no checkpoint of a run",
+        lambda c: "set run.resume = false and an empty folder to start one, or name the folder of the run",
         scope="machine",
     )
     yield Refusal(
@@ -150,7 +154,7 @@ def _start_rows(machine: Machine) -> Iterator[Refusal]:
         lambda c: c.run.resume and (saved := _saved(c)) is not None and saved.world_size != c.run.ranks,
         lambda c: (
             f"run.ranks = {c.run.ranks}, but the newest checkpoint of output.root = {c.output.root!r} was written by "
-            f"{getattr(_saved(c), 'world_size', None)} ranks"
+            f"{counted(getattr(_saved(c), 'world_size', 0), 'rank')}"
         ),
         lambda c: "resume with as many ranks as the run was started with",
         scope="machine",

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pack_miles.facts import counted
 from pack_miles.summary import Report, RunSummary, summarize
 
-__all__ = ["COUNT_NOTE", "Report", "RunSummary", "key_figures", "print_report", "summarize"]
+__all__ = ["COUNT_NOTE", "Report", "RunSummary", "key_figures", "labels", "print_report", "summarize"]
 
 #: Said wherever counts are shown next to one another.
 COUNT_NOTE = "A count of forwards or tokens is not a wall time: it says how much was run, not how fast."
@@ -34,10 +36,10 @@ def key_figures(run: RunSummary) -> list[tuple[str, str]]:
 
 def print_report(report: Report, console: Console) -> None:
     """Print one table with a column a run, then what could not be read of the logs."""
-    table = Table(title="packed training runs" if len(report.runs) > 1 else None, title_justify="left")
+    table = Table(title="training runs" if len(report.runs) > 1 else None, title_justify="left")
     table.add_column("", style="bold")
-    for run in report.runs:
-        table.add_column(Text(run.name), overflow="fold")
+    for label in labels(report):
+        table.add_column(Text(label), overflow="fold")
     columns = [key_figures(run) for run in report.runs]
     for row in zip(*columns, strict=True):
         table.add_row(row[0][0], *(Text(text) for _, text in row))
@@ -48,25 +50,73 @@ def print_report(report: Report, console: Console) -> None:
             console.print(problem, style="yellow", markup=False)
 
 
-def _reward(run: RunSummary) -> str:
+def labels(report: Report) -> tuple[str, ...]:
+    """Return what each run is called: its name, and of several runs the part of the folder that tells them apart."""
+    if len(report.runs) < 2:
+        return tuple(run.name for run in report.runs)
+    folders = [Path(run.directory).parts for run in report.runs]
+    common = 0
+    while len({parts[common : common + 1] for parts in folders}) == 1 and all(len(p) > common + 1 for p in folders):
+        common += 1
+    return tuple(f"{run.name} ({Path(*parts[common:])})" for run, parts in zip(report.runs, folders, strict=True))
+
+
+def reward_span(run: RunSummary) -> str | None:
+    """Return the first and the last reward as they are shown everywhere: two decimals, three where two are equal."""
+    digits = _digits(run)
+    return None if digits is None else f"{run.reward_first:.{digits}f} → {run.reward_last:.{digits}f}"
+
+
+def saved_share(run: RunSummary) -> str | None:
+    """Return the share of forwards that packing saved, with a minus sign; None where nothing was to be saved."""
+    return None if run.forwards_saved is None or run.one_a_row else f"\u2212{run.forwards_saved:.1%}"
+
+
+def recorded_ranks(run: RunSummary) -> str:
+    """Return whose events the figures are made of.
+
+    The figures of a run without some of its logs are those of the other ranks.
+    """
+    if not run.missing:
+        return "all ranks" if run.ranks > 1 else "1 rank"
+    there = [rank for rank in range(run.ranks) if rank not in run.missing]
+    return f"rank {', '.join(map(str, there))} only"
+
+
+def _digits(run: RunSummary) -> int | None:
     if run.reward_first is None or run.reward_last is None:
-        return "none recorded"
-    return f"{run.reward_first:.3f} → {run.reward_last:.3f} ({run.reward_last - run.reward_first:+.3f})"
+        return None
+    return 3 if f"{run.reward_first:.2f}" == f"{run.reward_last:.2f}" else 2
+
+
+def _reward(run: RunSummary) -> str:
+    span, digits = reward_span(run), _digits(run)
+    if span is None or run.reward_first is None or run.reward_last is None:
+        return _none(run)
+    gain = round(run.reward_last, digits) - round(run.reward_first, digits)
+    return f"{span} ({gain:+z.{digits}f})"
+
+
+def _none(run: RunSummary) -> str:
+    """Only rank 0 records what is the whole run's."""
+    return "unknown without the log of rank 0" if 0 in run.missing else "none recorded"
 
 
 def _forwards(run: RunSummary) -> str:
     if run.forwards_saved is None:
         return "none recorded"
-    if not run.forwards_saved:
+    if run.one_a_row:
         return f"{run.forwards:,}, one sample a row"
-    return f"{run.forwards:,} instead of {run.forwards_single:,} with one sample a row ({-run.forwards_saved:+.1%})"
+    return f"{run.forwards:,} instead of {run.forwards_single:,} with one sample a row ({saved_share(run)})"
 
 
 def _fill(run: RunSummary) -> str:
     if run.fill is None:
         return "none recorded"
     fills = [row.fill_mean for row in run.updates]
-    return f"{run.fill:.1%} ({min(fills):.1%} to {max(fills):.1%})"
+    text = f"{run.fill:.1%} ({min(fills):.1%} to {max(fills):.1%})"
+    text += ", one sample a row" if run.one_a_row else ""
+    return f"{text}, {recorded_ranks(run)}" if run.missing else text
 
 
 def _span(values: Sequence[int]) -> str:
@@ -83,7 +133,9 @@ def _largest(run: RunSummary) -> str:
 
 
 def _time(run: RunSummary) -> str:
-    parts = {"rollout": run.rollout_seconds, "score": run.score_seconds, "train": run.train_seconds}
+    parts = {"score": run.score_seconds, "train": run.train_seconds}
+    if run.collections:
+        parts = {"rollout": run.rollout_seconds, **parts}
     total = math.fsum(parts.values())
     if not total:
         return "none recorded"
@@ -92,7 +144,7 @@ def _time(run: RunSummary) -> str:
 
 def _throughput(run: RunSummary) -> str:
     rate = run.tokens_per_second
-    return "none recorded" if rate is None else f"{rate:,.0f} model tokens/s in score and train, all ranks"
+    return "none recorded" if rate is None else f"{rate:,.0f} model tokens/s in score and train, {recorded_ranks(run)}"
 
 
 def _differences(mean: float | None, largest: float | None) -> str:
@@ -105,11 +157,12 @@ def _differences(mean: float | None, largest: float | None) -> str:
 def _checked(run: RunSummary) -> str:
     if not run.checks:
         return "no check recorded"
-    checks = "1 check" if run.checks == 1 else f"{run.checks:,} checks"
+    checks = counted(run.checks, "check")
     return f"{_differences(run.check_mean, run.check_max)} in {checks} (limit {run.check_tolerance:g})"
 
 
 def _shape(run: RunSummary) -> str:
-    shape = f"{len(run.collections):,} collections, {len(run.updates):,} updates, {run.ranks} ranks"
+    collections = len(run.collections) or len({row.rollout_id for row in run.updates})
+    shape = f"{counted(collections, 'collection')}, {counted(len(run.updates), 'update')}, {counted(run.ranks, 'rank')}"
     shape += f", expert parallel {run.expert_parallel}" if run.expert_parallel > 1 else ""
     return shape + (f", started {run.starts} times" if run.starts > 1 else "")

@@ -12,9 +12,16 @@ import attrs
 import msgspec
 from pack_core import Sample
 
-from pack_miles.errors import InputError
+from pack_miles.errors import InputError, counted
+from pack_miles.faults import called, json_fault, key_fault, type_fault
 
 GZIP_MAGIC = b"\x1f\x8b"
+
+#: Token ids are below it: they become 64-bit integers.
+TOKENS = 2**63
+
+#: A log-probability is at most 0, up to the rounding of the arithmetic that made it.
+ROUNDING = 1e-6
 
 
 class RolloutRow(msgspec.Struct, omit_defaults=True):
@@ -22,7 +29,8 @@ class RolloutRow(msgspec.Struct, omit_defaults=True):
 
     `tokens` holds prompt and response together, the response being its last `response_length`; `loss_mask` and
     `rollout_log_probs` are per response token; `rollout_routed_experts` is `[tokens - 1][layers][top_k]` (the last
-    token was sampled but never run). Fields of MILES that are not listed here are ignored.
+    token was sampled but never run). Fields of MILES that are not listed here are ignored, but a field that is almost
+    one of these and stands in its place is refused as misspelt.
 
     >>> RolloutRow(tokens=[5, 6, 7], response_length=2).reward is None
     True
@@ -40,6 +48,7 @@ class RolloutRow(msgspec.Struct, omit_defaults=True):
 
 
 DECODER = msgspec.json.Decoder(RolloutRow)
+KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @attrs.frozen
@@ -47,9 +56,11 @@ class RowLimits:
     """What a configuration says about its rows; None where it says nothing.
 
     `experts` bounds the ids of the layers in `moe_layers`; the columns of dense layers may hold anything.
+    `vocabulary` bounds the token ids.
     """
 
     max_length: int | None = None
+    vocabulary: int | None = None
     layers: int | None = None
     top_k: int | None = None
     experts: int | None = None
@@ -68,16 +79,15 @@ def read_rows(path: str | Path, limits: RowLimits = NO_LIMITS) -> Iterator[Rollo
     first: RolloutRow | None = None
     shape: tuple[int, int] | None = None
     lines: dict[int | str, int] = {}
-    for number, line in _lines(path):
-        where = f"{path}:{number}"
-        row = _decode(line, where)
-        first = first or row
+    for number, line, zipped in _lines(path):
         try:
+            row = _decode(line, number, zipped)
+            first = first or row
             check_row(row, number, limits)
             _check_identity(row, number, first, lines)
             shape = _check_same_shape(row, number, shape)
         except ValueError as error:
-            raise InputError(f"{where}: {error}") from None
+            raise InputError(f"{path}:{number}: {error}") from None
         yield row
     if first is None:
         raise InputError(f"{path}: the file is empty; a rollouts file has one JSON object a line")
@@ -141,9 +151,10 @@ def check_row(row: RolloutRow, number: int, limits: RowLimits = NO_LIMITS) -> No
         )
     if limits.max_length is not None and total > limits.max_length:
         raise ValueError(
-            f"{name} has {total:,} tokens but max_sequence_length is {limits.max_length:,}; raise it (and "
+            f"{name} has {counted(total, 'token')} but max_sequence_length is {limits.max_length:,}; raise it (and "
             "packing_max_tokens with it) or leave the sample out"
         )
+    _check_tokens(name, row.tokens, limits.vocabulary)
     if row.loss_mask is not None:
         _check_length(name, "loss_mask", len(row.loss_mask), response)
         for place, value in enumerate(row.loss_mask):
@@ -154,6 +165,11 @@ def check_row(row: RolloutRow, number: int, limits: RowLimits = NO_LIMITS) -> No
         for place, chance in enumerate(row.rollout_log_probs):
             if not math.isfinite(chance):
                 raise ValueError(f"{name} has rollout_log_probs[{place}] = {chance}; log-probabilities must be finite")
+            if chance > ROUNDING:
+                raise ValueError(
+                    f"{name} has rollout_log_probs[{place}] = {chance}; the logarithm of a probability is at most 0, "
+                    "write log-probabilities"
+                )
     if row.reward is not None and not math.isfinite(row.reward):
         raise ValueError(f"{name} has reward {row.reward}; rewards must be finite, or null")
     if row.rollout_routed_experts is not None:
@@ -161,13 +177,25 @@ def check_row(row: RolloutRow, number: int, limits: RowLimits = NO_LIMITS) -> No
 
 
 def _name(row: RolloutRow, number: int) -> str:
-    return f"sample {number if row.index is None else row.index!r}"
+    return called(row.index, number)
+
+
+def _check_tokens(name: str, tokens: list[int], vocabulary: int | None) -> None:
+    limit = TOKENS if vocabulary is None else vocabulary
+    if min(tokens) >= 0 and max(tokens) < limit:
+        return
+    place, token = next((place, token) for place, token in enumerate(tokens) if not 0 <= token < limit)
+    why = "token ids are whole numbers from 0 that fit 64 bits; correct it or leave the sample out"
+    if vocabulary is not None:
+        why = f"the model of the run has token ids 0 to {vocabulary - 1}; the rollouts are of another model"
+    raise ValueError(f"{name} has tokens[{place}] = {token}; {why}")
 
 
 def _check_length(name: str, field: str, length: int, response: int) -> None:
     if length != response:
         raise ValueError(
-            f"{name} has {length} values of {field} but response_length {response}; give one for each response token"
+            f"{name} has {counted(length, 'value')} of {field} but response_length {response}; give one for each "
+            "response token"
         )
 
 
@@ -175,22 +203,28 @@ def _check_routes(name: str, routes: list[list[list[int]]], rows: int, limits: R
     rule = "rollout_routed_experts is [tokens - 1][layers][top_k]"
     if len(routes) != rows:
         raise ValueError(
-            f"{name} has routes of {len(routes)} tokens but needs {rows}: {rule}, the last token was never run; "
-            "record the routes of every other token"
+            f"{name} has routes of {counted(len(routes), 'token')} but needs {rows}: {rule}, the last token was "
+            "never run; record the routes of every other token"
         )
     if not routes:
         return
     layers = limits.layers or len(routes[0])
     top_k = limits.top_k or (len(routes[0][0]) if routes[0] else 0)
     if not layers or not top_k:
-        raise ValueError(f"{name} has routes of {layers} layers and {top_k} experts a token; {rule}, neither may be 0")
+        raise ValueError(
+            f"{name} has routes of {counted(layers, 'layer')} and {counted(top_k, 'expert')} a token; {rule}, neither "
+            "may be 0"
+        )
     for place, token in enumerate(routes):
         if len(token) != layers:
-            raise ValueError(f"{name} has routes of {len(token)} layers at row {place}, expected {layers}; {rule}")
+            raise ValueError(
+                f"{name} has routes of {counted(len(token), 'layer')} at row {place}, expected {layers}; {rule}"
+            )
         for layer, experts in enumerate(token):
             if len(experts) != top_k:
                 raise ValueError(
-                    f"{name} has {len(experts)} experts at row {place}, layer {layer}, expected {top_k}; {rule}"
+                    f"{name} has {counted(len(experts), 'expert')} at row {place}, layer {layer}, expected {top_k}; "
+                    f"{rule}"
                 )
     if limits.experts is not None:
         _check_experts(name, routes, limits.experts, limits.moe_layers)
@@ -199,6 +233,11 @@ def _check_routes(name: str, routes: list[list[list[int]]], rows: int, limits: R
 def _check_experts(name: str, routes: list[list[list[int]]], experts: int, layers: tuple[int, ...]) -> None:
     for place, token in enumerate(routes):
         for layer in layers:
+            if len(set(token[layer])) != len(token[layer]):
+                raise ValueError(
+                    f"{name} is routed to {token[layer]} at row {place}, layer {layer}, an expert twice; a token goes "
+                    "to different experts: record the routes anew, or leave the sample out"
+                )
             for expert in token[layer]:
                 if not 0 <= expert < experts:
                     raise ValueError(
@@ -223,36 +262,34 @@ def _check_same_shape(row: RolloutRow, number: int, shape: tuple[int, int] | Non
     own = (len(row.rollout_routed_experts[0]), len(row.rollout_routed_experts[0][0]))
     if shape is not None and own != shape:
         raise ValueError(
-            f"{_name(row, number)} has routes of {own[0]} layers and top-{own[1]}, the lines before have {shape[0]} "
-            f"and top-{shape[1]}; a file holds rollouts of one model"
+            f"{_name(row, number)} has routes of {counted(own[0], 'layer')} and top-{own[1]}, the lines before have "
+            f"{shape[0]} and top-{shape[1]}; a file holds rollouts of one model"
         )
     return own
 
 
-def _decode(line: bytes, where: str) -> RolloutRow:
+def _decode(line: bytes, number: int, zipped: bool) -> RolloutRow:
     if not line.strip():
-        raise InputError(f"{where}: the line is blank; a rollouts file has one JSON object a line")
+        raise ValueError("the line is blank; a rollouts file has one JSON object a line")
     try:
+        if fault := key_fault(line, number, KEYS.decode(line).keys()):
+            raise ValueError(fault)
         return DECODER.decode(line)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {error}; see the field names and types of MILES' samples") from None
+        raise ValueError(type_fault(line, number, str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = "write one JSON object a line"
-        if not line.endswith(b"\n"):
-            hint = "the file ends inside it and may be truncated; copy it again"
-        elif any(word in line for word in (b"NaN", b"Infinity")):
-            hint = "JSON has no NaN or Infinity: the run that wrote it was not finite; leave the sample out"
-        raise InputError(f"{where}: not valid JSON: {error}; {hint}") from None
+        raise ValueError(json_fault(line, number, str(error), zipped)) from None
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+def _lines(path: str | Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield number and text of each line, and whether the file is gzip."""
     number = 0
     try:
         with Path(path).open("rb") as raw:
             zipped = raw.peek(2)[:2] == GZIP_MAGIC
             stream = gzip.GzipFile(fileobj=raw) if zipped else raw
             for number, line in enumerate(stream, start=1):
-                yield number, line
+                yield number, line, zipped
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give a rollouts file (JSON lines, gzip too)") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -41,7 +41,7 @@ class Data(Section):
 
     task: str | None = option(None, help="embedded verifiable task of the small model")
     prompt_data: str | None = option(None, path=True, help="MILES prompt file (JSON lines)")
-    seed: int = option(17, low=0, high=SEEDS, help="seed of the prompts and the sampling")
+    seed: int = option(17, low=0, high=SEEDS, help="seed of the prompts and of the sampling draws")
 
 
 @attrs.frozen
@@ -68,7 +68,11 @@ class Core(Section):
     )
     scoring_pass_required: bool = option(False, also="trainer", help="always score in a pass of its own")
     scoring_check_interval: int = option(
-        50, also="trainer", low=0, help="optimizer steps between scoring checks; 0: only the first of a process"
+        50,
+        also="trainer",
+        low=0,
+        help="updates between scoring checks, only the first update of a collection can be compared; "
+        "0: only the first of a process",
     )
     scoring_check_tolerance: float = option(
         1e-3, also="trainer", low=0, help="mean log-probability difference a scoring check accepts"
@@ -137,7 +141,7 @@ class Run(Section):
 
     ranks: int = option(1, low=1, help="processes that train")
     backend: Literal["gloo", "nccl"] = option("gloo", help="collectives: gloo on CPU, nccl on GPUs")
-    seed: int = option(17, low=0, high=SEEDS, help="seed of the parameters")
+    seed: int = option(17, low=0, high=SEEDS, help="seed of the parameters and of dropout")
     checkpoint_every: int = option(0, low=0, alike=True, help="collections between checkpoints; 0: none")
     checkpoint_keep: int = option(2, low=1, alike=True, help="newest checkpoints kept")
     resume: bool = option(False, alike=True, help="go on from the newest checkpoint of output.root")

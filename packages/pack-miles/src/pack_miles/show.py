@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pack_miles.config import Config
+from pack_miles.errors import counted
 from pack_miles.forecast import Forecast
 from pack_miles.options import Option, spell
 from pack_miles.overview import areas, overview
@@ -65,8 +66,8 @@ def _show_forecast(console: Console, config: Config, rollouts: Forecast) -> None
     made = rollouts.plan
     line(
         console,
-        f"\nRollouts: {rollouts.samples:,} samples, {len(made.steps):,} complete optimizer steps of "
-        f"{config.step_samples:,}, {len(made.tail):,} samples left over; plan digest {made.digest}",
+        f"\nRollouts: {counted(rollouts.samples, 'sample')}, {counted(len(made.steps), 'complete optimizer step')} of "
+        f"{config.step_samples:,}, {counted(len(made.tail), 'sample')} left over; plan digest {made.digest}",
     )
     if made.steps:
         console.print(_step_table(rollouts))

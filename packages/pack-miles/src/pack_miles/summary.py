@@ -14,13 +14,12 @@ from pack_miles.events import (
     Packing,
     Plan,
     Rollout,
-    RunFailed,
-    RunFinished,
     RunStarted,
     Scores,
     ScoreTiming,
     ScoringCheck,
 )
+from pack_miles.facts import missing_ranks, status
 from pack_miles.log import Log, RunLogs, Update, runs_of
 
 OneEvent = TypeVar("OneEvent", bound=Event)
@@ -84,12 +83,16 @@ class UpdateRow:
 
 @attrs.frozen
 class RunSummary:
-    """One run. `log_prob_*` compare trainer and rollout, `check_*` scoring and training (nats; None: none recorded)."""
+    """One run. `log_prob_*` compare trainer and rollout, `check_*` scoring and training (nats; None: none recorded).
+
+    `missing` are the ranks without a log; `updates` are then of the others alone.
+    """
 
     name: str
     directory: str
     status: str
     ranks: int
+    missing: tuple[int, ...]
     expert_parallel: int
     starts: int
     checkpoints: int
@@ -106,6 +109,11 @@ class RunSummary:
     versions: dict[str, str]
     configuration: dict[str, Any]
     problems: tuple[str, ...]
+
+    @property
+    def one_a_row(self) -> bool:
+        """Whether every forward ran one sample, as it does with packing off."""
+        return bool(self.updates) and self.forwards == self.forwards_single
 
     @property
     def reward_first(self) -> float | None:
@@ -139,7 +147,7 @@ class RunSummary:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Model tokens of all ranks, each counted once, per second of scoring and training."""
+        """Model tokens of the ranks with a log, each counted once, per second of scoring and training."""
         seconds = self.score_seconds + self.train_seconds
         return sum(row.model_tokens for row in self.updates) / seconds if seconds else None
 
@@ -193,11 +201,13 @@ def _summarize(run: RunLogs) -> RunSummary:
     checks = _once([event for event in events if isinstance(event, ScoringCheck)])
     differing = [(mean, event) for event in scores if (mean := _mean_abs(event)) is not None]
     tokens = sum(event.active_tokens for _, event in differing)
+    compared = sum(event.active_tokens for event in checks)
     return RunSummary(
         name=start.name if start else run.directory.name,
         directory=str(run.directory),
-        status=_status(run),
+        status=status(run),
         ranks=start.world_size if start else len(run.logs),
+        missing=missing_ranks(run),
         expert_parallel=start.expert_parallel_size if start else 1,
         starts=sum(isinstance(event, RunStarted) for event in run.logs[0].events),
         checkpoints=len(_once([event for event in events if isinstance(event, Checkpoint)])),
@@ -208,7 +218,7 @@ def _summarize(run: RunLogs) -> RunSummary:
         log_prob_mean=sum(mean * e.active_tokens for mean, e in differing) / tokens if tokens else None,
         log_prob_max=max((event.max_abs for event in scores), default=None),
         checks=len(checks),
-        check_mean=max((event.mean_abs for event in checks), default=None),
+        check_mean=sum(e.mean_abs * e.active_tokens for e in checks) / compared if compared else None,
         check_max=max((event.max_abs for event in checks), default=None),
         check_tolerance=checks[-1].tolerance if checks else None,
         versions=start.versions if start else {},
@@ -267,9 +277,10 @@ def _score_seconds(events: Sequence[Event]) -> dict[int, float]:
 
 
 def _pictures(run: RunLogs, updates: Sequence[UpdateRow]) -> tuple[PackPicture, ...]:
-    """Return the pictures of the first and the last update whose plan can be rebuilt."""
+    """Return the pictures of the first and the last update whose plan can be rebuilt; rows of one look alike."""
     plans = run.plans()
-    steps = dict.fromkeys([updates[0].step, updates[-1].step]) if updates else {}
+    packed = any(row.packs < row.samples for row in updates)
+    steps = dict.fromkeys([updates[0].step, updates[-1 if packed else 0].step]) if updates else {}
     rollouts = {row.step: row.rollout_id for row in updates}
     drawn = (_picture(step, plans.get(rollouts[step])) for step in steps)
     return tuple(picture for picture in drawn if picture is not None)
@@ -289,17 +300,6 @@ def _picture(step: int, event: Plan | None) -> PackPicture | None:
     blocks = [Block(sample.id, sample.length, sample.group) for sample in samples]
     ranks = tuple(tuple(tuple(blocks[i] for i in pack) for pack in rank) for rank in plan.steps[place].packs)
     return PackPicture(step, plan.capacity, ranks)
-
-
-def _status(run: RunLogs) -> str:
-    ends: list[Event] = []
-    for log in run.logs:
-        last = [event for event in log.events if isinstance(event, RunStarted | RunFinished | RunFailed)]
-        ends += last[-1:]
-    failed = [event for event in ends if isinstance(event, RunFailed)]
-    if failed:
-        return f"failed on rank {failed[0].rank}: {failed[0].error}"
-    return "finished" if ends and all(isinstance(event, RunFinished) for event in ends) else "not finished"
 
 
 def _mean_abs(event: Scores) -> float | None:

@@ -19,7 +19,7 @@ ASK = 11
 class Task:
     """A verifiable task over token ids below `vocabulary`.
 
-    `max_prompt_len` and `max_response_len` are in tokens; `end` closes a response.
+    `max_prompt_len` is in tokens; `end` closes a response; prompts have up to `longest` of `alphabet` symbols.
     """
 
     name: str
@@ -27,7 +27,6 @@ class Task:
     vocabulary: int
     end: int
     max_prompt_len: int
-    max_response_len: int
     alphabet: int
     longest: int
 
@@ -66,7 +65,6 @@ TASKS: dict[str, Task] = {
         vocabulary=12,
         end=END,
         max_prompt_len=11,
-        max_response_len=14,
         alphabet=5,
         longest=10,
     ),
