@@ -16,7 +16,7 @@ from pack_miles.scoring import DisagreementError
 from pack_miles.sink import ContractSink, contract_path
 from pack_miles.tasks import TASKS
 from pack_miles.trainer import build
-from pack_torch import Rollout, SmallModel
+from pack_torch import PackedBatch, Rollout, SmallModel
 from support.miles_config import make_config
 from support.miles_runs import TINY, events
 
@@ -243,3 +243,19 @@ def test_rollouts_without_log_probabilities_train_unless_they_are_to_be_compared
     strict = make_actor(core__max_train_rollout_logprob_abs_diff=0.5)
     with pytest.raises(ValueError, match="sample 0 has no rollout_log_probs"):
         train(strict, bare)
+
+
+def test_the_reference_routes_for_itself_and_the_policy_replays(
+    make_actor: MakeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = make_actor(miles__kl_coef=0.5)
+    seen = set()
+    honest = Actor._forward
+
+    def watch(self: Actor, model: SmallModel, batch: PackedBatch) -> torch.Tensor:
+        seen.add(("reference" if model is self.reference else "policy", "live" if batch.routes is None else "replayed"))
+        return honest(self, model, batch)
+
+    monkeypatch.setattr(Actor, "_forward", watch)
+    train(actor, make_rollouts(actor.config, actor.model))
+    assert seen == {("policy", "replayed"), ("reference", "live")}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from pack_miles.collectives import World
-from pack_miles.scoring import DisagreementError, compare, gate, profile
+from pack_miles.scoring import DisagreementError, check_due, compare, gate, profile
 from torch import Tensor
 
 ALONE = World(rank=0, size=1)
@@ -74,3 +74,17 @@ def test_the_profile_counts_sizes_positions_and_lengths() -> None:
 def test_lengths_are_classed_by_response_tokens(length: int, group: str) -> None:
     flat = [torch.zeros(length)]
     assert profile(flat, flat, [torch.ones(length)], ALONE).groups[group] == (length, 0.0)
+
+
+def test_checks_are_due_first_and_then_whenever_a_multiple_of_the_interval_was_passed() -> None:
+    def due(steps_a_collection: int, interval: int, begin: int = 0) -> list[int]:
+        found: list[int] = []
+        for completed in range(begin, begin + 24, steps_a_collection):
+            if check_due(completed, found[-1] if found else None, interval):
+                found.append(completed)
+        return found
+
+    assert due(1, 6) == [0, 6, 12, 18]
+    assert due(1, 6, begin=7) == [7, 12, 18, 24, 30], "a resumed process checks at once, then keeps to the multiples"
+    assert due(4, 6) == [0, 8, 12, 20], "6 was passed by update 8, 18 by update 20"
+    assert due(2, 0) == [0]
