@@ -64,9 +64,8 @@ def workspace(session: nox.Session) -> None:
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
     session.run("pytest", "tests/workspace", env=THREADS)
     session.run("pytest", "--doctest-modules", *SOURCES, env=THREADS)
-    session.run(
-        "pytest", "--doctest-glob=*.md", "README.md", *[f"packages/{name}/README.md" for name in ALL], env=THREADS
-    )
+    pages = ["README.md", "docs/denominators.md", *[f"packages/{name}/README.md" for name in ALL]]
+    session.run("pytest", "--doctest-glob=*.md", *pages, env=THREADS)
 
 
 @nox.session

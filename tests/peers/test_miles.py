@@ -1,8 +1,6 @@
 """Scoring, loss and reduction against MILES' own code, from its PyPI wheel, on the same packed rows."""
 
-import sys
 from argparse import Namespace
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,20 +12,6 @@ LENGTHS = [5, 8, 6, 7]
 RESPONSES = [3, 5, 2, 4]
 VOCABULARY = 11
 EPS_CLIP, EPS_CLIP_HIGH = 0.2, 0.28
-
-
-@pytest.fixture(scope="module", autouse=True)
-def miles() -> None:
-    """Make MILES importable here: its modules import ray by name, none of the functions asked use it."""
-    ray, util, strategies = (ModuleType(name) for name in ("ray", "ray.util", "ray.util.scheduling_strategies"))
-    ray.__dict__.update(util=util, remote=lambda **options: lambda thing: thing)
-    strategies.__dict__.update(NodeAffinitySchedulingStrategy=object)
-    sys.modules.update({"ray": ray, "ray.util": util, "ray.util.scheduling_strategies": strategies})
-    from miles.backends.training_utils import parallel
-
-    alone = parallel.GroupInfo(rank=0, size=1, group=None)
-    names = ("intra_dp", "intra_dp_cp", "cp", "tp", "pp", "ep", "etp")
-    parallel.set_parallel_state(parallel.ParallelState(**dict.fromkeys(names, alone)))
 
 
 @pytest.fixture

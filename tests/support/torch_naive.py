@@ -9,16 +9,17 @@ from pack_torch import ModelConfig, Rollout
 from torch import Tensor
 
 
-def naive_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
     """Causal softmax attention of one document, `[n, heads, size]`, row by row and head by head."""
     rows = []
     for row in range(query.shape[0]):
         heads = []
+        seen = range(0 if window is None else max(0, row - window + 1), row + 1)
         for head in range(query.shape[1]):
-            scores = torch.stack([query[row, head] @ key[past, head] for past in range(row + 1)])
+            scores = torch.stack([query[row, head] @ key[past, head] for past in seen])
             weights = torch.exp(scores / math.sqrt(query.shape[2]))
             weights = weights / weights.sum()
-            heads.append(sum(weights[past] * value[past, head] for past in range(row + 1)))
+            heads.append(sum(weight * value[past, head] for weight, past in zip(weights, seen, strict=True)))
         rows.append(torch.stack(heads))
     return torch.stack(rows)
 
@@ -77,7 +78,8 @@ def naive_log_probs(state: dict[str, Tensor], config: ModelConfig, rollout: Roll
             ])
             for side in (q, k)
         )  # fmt: skip
-        x = x + naive_attention(q, k, v).reshape(len(tokens), -1) @ state[f"{prefix}.attention.out"].T
+        attended = naive_attention(q, k, v, config.sliding_window).reshape(len(tokens), -1)
+        x = x + attended @ state[f"{prefix}.attention.out"].T
         normed = _norm(x, state[f"{prefix}.mlp_norm"])
         if layer in config.dense_layers_indices:
             gate_up = normed @ state[f"{prefix}.mlp.gate_up"].T

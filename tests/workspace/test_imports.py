@@ -15,6 +15,11 @@ ALLOWED = {
     "pack_miles": {"attrs", "msgspec", "structlog", "rich", "matplotlib", "torch", "pack_core", "pack_torch"},
 }
 
+#: Module -> the outsiders that it alone may import, and only inside functions: whoever lacks them loses one function.
+ADAPTERS = {
+    ("pack_torch", "flash"): {"flash_attn", "flash_attn_interface"},
+}
+
 #: The modules of pack_miles that run a model; all others must work on a laptop without torch.
 WITH_TORCH = {
     "actor",
@@ -48,11 +53,27 @@ def test_a_package_imports_only_what_it_declares_and_nothing_above_it(package: s
     found = sources(package)
     assert found
     for path in found:
+        outsiders = ADAPTERS.get((package, path.stem), set())
         for node in ast.walk(ast.parse(path.read_text())):
             for name in imported(node):
                 top = name.split(".")[0]
                 allowed = top == package or top in ALLOWED[package] or top in sys.stdlib_module_names
-                assert allowed, f"{path.name} imports {name}"
+                assert allowed or top in outsiders, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize(("package", "module"), list(ADAPTERS))
+def test_an_adapter_imports_its_outsiders_only_when_called(package: str, module: str) -> None:
+    (path,) = (path for path in sources(package) if path.stem == module)
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+    def outsiders(nodes: list[ast.AST]) -> list[str]:
+        names = [name for node in nodes for name in imported(node)]
+        return sorted(name for name in names if name.split(".")[0] in ADAPTERS[package, module])
+
+    inside = outsiders([node for function in functions for node in ast.walk(function)])
+    assert inside
+    assert inside == outsiders(list(ast.walk(tree)))
 
 
 @pytest.mark.parametrize("package", list(ALLOWED))

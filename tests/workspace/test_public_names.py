@@ -13,10 +13,13 @@ PACK_CORE = """
 """
 
 PACK_TORCH = """
-    AttentionBackend Groups ModelConfig ModelOutput Normalization PackedBatch PolicyLoss Rollout SmallModel
-    build_batch build_groups check_routes clip_gradients document_causal_mask full_gradients full_state get_attention
-    gradient_norm grpo_advantages load_full_state normalization pack_routes policy_loss reduce_gradients
-    response_log_probs scored_rows scored_targets target_log_probs
+    AttentionBackend Availability GroupSizes Groups Hardware ImportanceWeights ModelConfig ModelOutput Normalization
+    PackedBatch PolicyLoss PreferenceLoss Rollout SampleMetrics SmallModel TokenLoss available block_mask
+    build_batch build_groups check_routes choose_attention chunked_log_probs clip_gradients document_causal_mask
+    dpo_loss entropy_bonus full_gradients full_state gated_delta_rule get_attention gradient_norm group_sizes
+    grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty load_full_state mask_function
+    normalization pack_routes policy_loss reduce_gradients reduce_tokens response_log_probs sample_metrics
+    scored_rows scored_targets sft_loss short_convolution target_log_probs token_kl total_metrics
 """
 
 PACK_MILES = """
@@ -27,7 +30,8 @@ PACK_MILES = """
 #: Errors, values that others return (their example is there), and what acts on gradients.
 WITHOUT_EXAMPLE = """
     CountError LengthError PackError RecordError TopologyError
-    AttentionBackend Bounds Groups ModelOutput Plan PolicyLoss Work
+    AttentionBackend Availability Bounds Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss TokenLoss
+    Work
     clip_gradients full_gradients gradient_norm reduce_gradients
 """
 

@@ -173,7 +173,11 @@ class Actor:
                 step=self.completed_steps,
                 rollout_id=rollout_id,
                 normalization=events.Normalization(
-                    **attrs.asdict(counts), token_denominator=counts.active_tokens, world_size=self.world.size
+                    samples=counts.samples,
+                    active_tokens=counts.active_tokens,
+                    token_denominator=counts.active_tokens,
+                    model_tokens=counts.model_tokens,
+                    world_size=self.world.size,
                 ),
                 reduction=self.config.reduction,
                 scoring_pass=mode,

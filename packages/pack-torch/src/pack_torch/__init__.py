@@ -3,43 +3,79 @@
 from pack_torch.advantages import grpo_advantages
 from pack_torch.attention import AttentionBackend, get_attention
 from pack_torch.batch import PackedBatch, build_batch
+from pack_torch.choice import Availability, available, choose_attention
+from pack_torch.chunked import chunked_log_probs
 from pack_torch.config import ModelConfig
-from pack_torch.loss import Normalization, PolicyLoss, normalization, policy_loss
-from pack_torch.masks import document_causal_mask
+from pack_torch.counts import GroupSizes, Normalization, group_sizes, normalization
+from pack_torch.hardware import Hardware
+from pack_torch.importance import ImportanceWeights, importance_weights
+from pack_torch.kl import entropy_bonus, kl_loss, kl_penalty, token_kl
+from pack_torch.loss import PolicyLoss, policy_loss
+from pack_torch.masks import block_mask, document_causal_mask, mask_function
+from pack_torch.metrics import SampleMetrics, sample_metrics, total_metrics
 from pack_torch.model import ModelOutput, SmallModel
 from pack_torch.parallel import Groups, build_groups, clip_gradients, gradient_norm, reduce_gradients
+from pack_torch.recurrence import gated_delta_rule, kimi_delta_attention, short_convolution
+from pack_torch.reductions import TokenLoss, reduce_tokens
 from pack_torch.replay import check_routes, pack_routes
 from pack_torch.rollout import Rollout
 from pack_torch.slicing import response_log_probs, scored_rows, scored_targets, target_log_probs
 from pack_torch.state import full_gradients, full_state, load_full_state
+from pack_torch.supervised import PreferenceLoss, dpo_loss, sft_loss
 
 __all__ = [
     "AttentionBackend",
+    "Availability",
+    "GroupSizes",
     "Groups",
+    "Hardware",
+    "ImportanceWeights",
     "ModelConfig",
     "ModelOutput",
     "Normalization",
     "PackedBatch",
     "PolicyLoss",
+    "PreferenceLoss",
     "Rollout",
+    "SampleMetrics",
     "SmallModel",
+    "TokenLoss",
+    "available",
+    "block_mask",
     "build_batch",
     "build_groups",
     "check_routes",
+    "choose_attention",
+    "chunked_log_probs",
     "clip_gradients",
     "document_causal_mask",
+    "dpo_loss",
+    "entropy_bonus",
     "full_gradients",
     "full_state",
+    "gated_delta_rule",
     "get_attention",
     "gradient_norm",
+    "group_sizes",
     "grpo_advantages",
+    "importance_weights",
+    "kimi_delta_attention",
+    "kl_loss",
+    "kl_penalty",
     "load_full_state",
+    "mask_function",
     "normalization",
     "pack_routes",
     "policy_loss",
     "reduce_gradients",
+    "reduce_tokens",
     "response_log_probs",
+    "sample_metrics",
     "scored_rows",
     "scored_targets",
+    "sft_loss",
+    "short_convolution",
     "target_log_probs",
+    "token_kl",
+    "total_metrics",
 ]

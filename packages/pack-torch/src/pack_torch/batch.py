@@ -6,14 +6,19 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
 from torch import Tensor
 
+from pack_torch.masks import MaskFunction, block_mask, mask_function
 from pack_torch.replay import pack_routes
 from pack_torch.rollout import RESPONSE_FIELDS
 from pack_torch.rollout import Rollout as Rollout
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def _as_lengths(values: Iterable[object]) -> tuple[int, ...]:
@@ -58,6 +63,8 @@ class PackedBatch:
     ([0, 1, 2, 0, 1], [0, 0, 0, 1, 1])
     >>> batch.cu_seqlens.tolist(), batch.max_seqlen
     ([0, 3, 5], 3)
+    >>> batch.seq_idx.dtype, batch.jagged_offsets.dtype, batch.block_mask(window=2).shape
+    (torch.int32, torch.int64, (1, 1, 5, 5))
     """
 
     input_ids: Tensor = attrs.field(repr=False)
@@ -122,6 +129,16 @@ class PackedBatch:
         return ends.to(device=self.input_ids.device, dtype=torch.int32)
 
     @cached_property
+    def jagged_offsets(self) -> Tensor:
+        """`[documents + 1]` int64, the same boundaries as a jagged nested tensor takes them."""
+        return self.cu_seqlens.to(torch.int64)
+
+    @cached_property
+    def seq_idx(self) -> Tensor:
+        """`[T]` int32 document of each token, as convolution and state-space kernels take it (in a batch of one)."""
+        return self.document_ids.to(torch.int32)
+
+    @cached_property
     def document_ids(self) -> Tensor:
         """`[T]` int64 document of each token, counted from 0."""
         return _repeat(torch.arange(self.documents), self.doc_lens).to(self.input_ids.device)
@@ -144,6 +161,20 @@ class PackedBatch:
         rows = torch.argsort(_repeat(keys, self.doc_lens), stable=True)
         inverse = torch.argsort(rows)
         return LengthOrder(rows.to(self.input_ids.device), inverse.to(self.input_ids.device), groups)
+
+    @cached_property
+    def _block_masks(self) -> dict[int | None, BlockMask]:
+        return {}
+
+    def block_mask(self, window: int | None = None) -> BlockMask:
+        """Return flex attention's block mask of the row, made on first use; all layers share the one of a window."""
+        if window not in self._block_masks:
+            self._block_masks[window] = block_mask(self.doc_lens, self.document_ids, window)
+        return self._block_masks[window]
+
+    def mask_function(self, window: int | None = None) -> MaskFunction:
+        """Return what flex attention calls a `mask_mod`: the row's mask as a function of its indices."""
+        return mask_function(self.document_ids, window)
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Return the batch with tokens and routes on a device; all that is derived follows them there."""

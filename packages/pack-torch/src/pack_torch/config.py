@@ -15,6 +15,8 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
 class ModelConfig:
     """The sizes of a `SmallModel`; names are those of the usual model configuration files.
 
+    `sliding_window` counts the token itself: it sees that many tokens of its own document at most; None, all its past.
+
     Raises:
         ValueError: sizes that do not fit together; names both.
 
@@ -34,6 +36,7 @@ class ModelConfig:
     dense_layers_indices: tuple[int, ...] = attrs.field(default=(0,), converter=_as_tuple)
     dropout: float = 0.0
     rope_theta: float = 10000.0
+    sliding_window: int | None = None
 
     def __attrs_post_init__(self) -> None:
         """Check that the sizes fit together."""

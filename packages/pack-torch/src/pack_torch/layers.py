@@ -62,7 +62,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, backend: AttentionBackend, dtype: torch.dtype) -> None:
         """Make room for the weights."""
         super().__init__()
-        self.heads, self.backend = config.num_attention_heads, backend
+        self.heads, self.backend, self.window = config.num_attention_heads, backend, config.sliding_window
         self.qkv = weight(3 * config.hidden_size, config.hidden_size, dtype=dtype)
         self.out = weight(config.hidden_size, config.hidden_size, dtype=dtype)
 
@@ -70,7 +70,8 @@ class Attention(nn.Module):
         """Return `[T, D]` for `[T, D]`."""
         tokens, size = hidden.shape
         query, key, value = linear(hidden, self.qkv).view(tokens, 3, self.heads, size // self.heads).unbind(1)
-        attended = self.backend(_rotate(query, context), _rotate(key, context), value, context.batch)
+        query, key = _rotate(query, context), _rotate(key, context)
+        attended = self.backend(query, key, value, context.batch, window=self.window)
         return linear(attended.reshape(tokens, size), self.out)
 
 

@@ -109,7 +109,7 @@ class SmallModel(nn.Module):
             ValueError: names the sample and what is wrong with it.
         """
         config = self.config
-        self.backend.check(batch)
+        self.backend.check(batch, window=config.sliding_window, dtype=self.embedding.dtype)
         outside = ((batch.input_ids < 0) | (batch.input_ids >= config.vocab_size)).nonzero()
         if outside.numel():
             row = int(outside[0])
