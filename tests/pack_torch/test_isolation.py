@@ -5,9 +5,18 @@ from __future__ import annotations
 import attrs
 import pytest
 import torch
-from pack_torch import PackedBatch, Rollout, SmallModel, build_batch, full_gradients, policy_loss, response_log_probs
+from pack_torch import (
+    ModelConfig,
+    PackedBatch,
+    Rollout,
+    SmallModel,
+    build_batch,
+    full_gradients,
+    policy_loss,
+    response_log_probs,
+)
 from support.ranks import Run
-from support.torch_cases import CONFIG, make_rollouts, record_routes
+from support.torch_cases import CONFIG, HYBRID, make_rollouts, record_routes
 from support.torch_work import isolate
 
 PACK = (0, 1, 3, 5, 7)
@@ -31,12 +40,16 @@ def hidden_of(model: SmallModel, batch: PackedBatch) -> torch.Tensor:
         return model(batch).hidden
 
 
-@pytest.mark.parametrize("attention", ["segment", "dense"])
+@pytest.mark.parametrize(
+    ("attention", "config"),
+    [("segment", CONFIG), ("dense", CONFIG), ("segment", HYBRID)],
+    ids=["segment", "dense", "hybrid"],
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_changing_any_one_token_changes_no_other_documents_output(
-    rollouts: list[Rollout], dtype: torch.dtype, attention: str
+    rollouts: list[Rollout], dtype: torch.dtype, attention: str, config: ModelConfig
 ) -> None:
-    model = SmallModel(CONFIG, seed=3, dtype=dtype, attention=attention)
+    model = SmallModel(config, seed=3, dtype=dtype, attention=attention)
     batch = build_batch(rollouts, PACK, replay=True)
     before = hidden_of(model, batch)
 
@@ -51,9 +64,12 @@ def test_changing_any_one_token_changes_no_other_documents_output(
             assert not torch.equal(after[~others], before[~others])
 
 
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["full", "hybrid"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_documents_loss_has_no_gradient_at_another_documents_input(rollouts: list[Rollout], recompute: bool) -> None:
-    model = SmallModel(CONFIG, seed=3, dtype=torch.float64, recompute=recompute)
+def test_a_documents_loss_has_no_gradient_at_another_documents_input(
+    rollouts: list[Rollout], recompute: bool, config: ModelConfig
+) -> None:
+    model = SmallModel(config, seed=3, dtype=torch.float64, recompute=recompute)
     batch = build_batch(rollouts, PACK, replay=True)
     inputs: list[torch.Tensor] = []
 
@@ -76,13 +92,14 @@ def test_a_documents_loss_has_no_gradient_at_another_documents_input(rollouts: l
         assert bool((gradient[own & ~last].abs().amax(dim=1) > 0).all())
 
 
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["full", "hybrid"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_documents_parameter_gradients_do_not_know_the_others_tokens(
-    rollouts: list[Rollout], dtype: torch.dtype, recompute: bool
+    rollouts: list[Rollout], dtype: torch.dtype, recompute: bool, config: ModelConfig
 ) -> None:
     def gradients(version: list[Rollout], document: int) -> dict[str, torch.Tensor]:
-        model = SmallModel(CONFIG, seed=3, dtype=dtype, recompute=recompute)
+        model = SmallModel(config, seed=3, dtype=dtype, recompute=recompute)
         batch = build_batch(version, PACK, replay=True)
         log_probs = response_log_probs(model, batch)
         # The document's part of the loss: everyone else's response is masked.
@@ -103,13 +120,13 @@ def test_a_documents_parameter_gradients_do_not_know_the_others_tokens(
         assert max(float(value.abs().max()) for value in before.values()) > 0
 
 
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["full", "hybrid"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_documents_stay_apart_where_ranks_share_the_experts(
-    run_on_ranks: Run, rollouts: list[Rollout], recompute: bool
+    run_on_ranks: Run, rollouts: list[Rollout], recompute: bool, config: ModelConfig
 ) -> None:
-    for before, after in (
-        (rank["before"], rank["after"]) for rank in run_on_ranks(2, isolate, rollouts, change(rollouts, 1), recompute)
-    ):
+    ranks = run_on_ranks(2, isolate, rollouts, change(rollouts, 1), recompute, config)
+    for before, after in ((rank["before"], rank["after"]) for rank in ranks):
         assert torch.equal(before["hidden"], after["hidden"])
         for name, gradient in before["gradients"].items():
             assert torch.equal(gradient, after["gradients"][name]), name

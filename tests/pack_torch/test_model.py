@@ -10,7 +10,7 @@ import torch
 from pack_torch import ModelConfig, PackedBatch, Rollout, SmallModel, build_batch, full_gradients, full_state
 from pack_torch.experts import build_dispatches
 from pack_torch.layers import rotation
-from support.torch_cases import CONFIG, make_rollouts, record_routes
+from support.torch_cases import CONFIG, HYBRID, make_rollouts, record_routes
 
 
 def make(**options: Any) -> SmallModel:
@@ -195,6 +195,65 @@ def test_bad_rows_are_refused_by_sample_before_anything_runs() -> None:
         model(build_batch([layers], [0], replay=True))
     with pytest.raises(ValueError, match="'torch' cannot keep documents apart"):
         make(attention="torch")(build_batch([good, tokens], [0, 1]))
+
+
+def test_router_logits_are_given_when_asked_for_and_explain_the_routes() -> None:
+    batch = build_batch(make_rollouts(), [0, 1, 4])
+    found = {}
+    for recompute in (False, True):
+        model = make(recompute=recompute)
+        output = model(batch, router_logits=True)
+        assert model(batch).router_logits is None
+        assert torch.equal(output.hidden, model(batch).hidden)
+        assert output.router_logits.shape == (18, 2, 4)
+        assert torch.equal(output.router_logits.topk(2).indices, output.routes[:, [1, 2]].long())
+        output.router_logits.square().sum().backward()
+        found[recompute] = full_gradients(model)
+
+    for name, gradient in found[False].items():
+        assert torch.equal(gradient, found[True][name]), name
+    assert float(found[True]["blocks.2.mlp.router"].abs().max()) > 0
+
+    dense = SmallModel(attrs.evolve(CONFIG, dense_layers_indices=(0, 1, 2)), seed=3)(batch, router_logits=True)
+    assert dense.router_logits.shape == (18, 0, 4)
+
+
+def test_experts_hold_the_latent_width_and_the_router_the_full_one() -> None:
+    state = full_state(SmallModel(HYBRID, seed=3))
+
+    assert state["blocks.1.mlp.router"].shape == (4, 16)
+    assert state["blocks.1.mlp.latent_in"].shape == (6, 16)
+    assert state["blocks.1.mlp.experts.gate_up"].shape == (4, 6, 16)
+    assert state["blocks.1.mlp.experts.down"].shape == (4, 8, 6)
+    assert state["blocks.1.mlp.latent_out"].shape == (16, 6)
+
+
+def test_linear_attention_starts_with_channels_that_forget_slowly_and_fast() -> None:
+    config = attrs.evolve(HYBRID, linear_key_head_dim=64)
+    state = full_state(SmallModel(config, seed=3, dtype=torch.float64))
+
+    rates, steps = (
+        state["blocks.0.attention.A_log"].exp(),
+        torch.nn.functional.softplus(state["blocks.0.attention.dt_bias"]),
+    )
+    assert bool(((rates >= 1) & (rates <= 16)).all())
+    assert bool(((steps >= 0.000999) & (steps <= 0.1001)).all())
+    assert float(steps.min()) < 0.003 < 0.03 < float(steps.max())
+
+
+def test_a_config_refuses_mixers_and_widths_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="layer_types names 1 layers but num_hidden_layers is 3"):
+        attrs.evolve(CONFIG, layer_types=("full_attention",))
+    with pytest.raises(
+        ValueError, match="layer_types has 'mamba' for layer 1 but must be one of full_attention, linear"
+    ):
+        attrs.evolve(CONFIG, layer_types=("full_attention", "mamba", "full_attention"))
+    with pytest.raises(ValueError, match="moe_latent_dim 16 must be below hidden_size 16"):
+        attrs.evolve(CONFIG, moe_latent_dim=16)
+    with pytest.raises(ValueError, match="linear_conv_kernel_dim is 0 but must be at least 1"):
+        attrs.evolve(CONFIG, linear_conv_kernel_dim=0)
+    assert attrs.evolve(CONFIG, layer_types=["full_attention"] * 3).layer_type(2) == "full_attention"
+    assert [HYBRID.layer_type(layer) for layer in range(2)] == ["linear_attention", "full_attention"]
 
 
 def test_a_config_of_any_list_of_dense_layers_knows_its_routed_ones() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pack_core import Topology
 from pack_torch import (
+    ModelConfig,
     Rollout,
     SmallModel,
     build_batch,
@@ -21,6 +22,7 @@ from pack_torch import (
 from support.ranks import Run
 from support.torch_cases import (
     CONFIG,
+    HYBRID,
     PACKS,
     PACKS_OF_FOUR,
     PACKS_OF_TWO,
@@ -49,14 +51,27 @@ def unpacked(rollouts: list[Rollout]) -> dict[str, dict[str, Any]]:
     return {reduction: train(rollouts, singles, reduction=reduction, attention="torch") for reduction in REDUCTIONS}
 
 
+@pytest.fixture(scope="module")
+def hybrid_rollouts() -> list[Rollout]:
+    return record_routes(SmallModel(HYBRID, seed=3, dtype=torch.float64), make_rollouts())
+
+
+@pytest.fixture(scope="module")
+def hybrid_unpacked(hybrid_rollouts: list[Rollout]) -> dict[str, Any]:
+    singles = [[index] for index in range(len(hybrid_rollouts))]
+    return train(hybrid_rollouts, singles, attention="torch", config=HYBRID)
+
+
+@pytest.mark.parametrize("config", [CONFIG, HYBRID], ids=["full", "hybrid"])
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_packed_step_equals_the_formulas_taken_one_token_at_a_time(
-    rollouts: list[Rollout], reduction: str, replay: bool
+    reduction: str, replay: bool, config: ModelConfig
 ) -> None:
-    model = SmallModel(CONFIG, seed=3, dtype=torch.float64)
+    model = SmallModel(config, seed=3, dtype=torch.float64)
+    rollouts = record_routes(model, make_rollouts())
     state = {name: value.requires_grad_() for name, value in full_state(model).items()}
-    naive = {r.id: naive_log_probs(state, CONFIG, r, replay) for r in rollouts}
+    naive = {r.id: naive_log_probs(state, config, r, replay) for r in rollouts}
     total = sum(naive_loss(naive[r.id], r, reduction) for r in rollouts)
     active = sum(int(r.loss_mask.sum()) for r in rollouts)
     expected = total / (active if reduction == "token" else len(rollouts))
@@ -80,6 +95,73 @@ def test_packs_on_one_rank_train_as_one_sample_a_row(
     packed = train(rollouts, PACKS, reduction=reduction, recompute=recompute)
 
     assert_same_training([packed], unpacked[reduction])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_linear_attention_and_latent_experts_train_as_one_sample_a_row(
+    hybrid_rollouts: list[Rollout], hybrid_unpacked: dict[str, Any], recompute: bool
+) -> None:
+    packed = train(hybrid_rollouts, PACKS, recompute=recompute, config=HYBRID)
+
+    assert_same_training([packed], hybrid_unpacked)
+
+
+def test_linear_attention_and_latent_experts_on_two_ranks_train_as_one_process(
+    run_on_ranks: Run, hybrid_rollouts: list[Rollout], hybrid_unpacked: dict[str, Any]
+) -> None:
+    variants = [
+        {"topology": Topology(2, degree), "recompute": recompute, "config": HYBRID}
+        for degree in (2, 1)
+        for recompute in (False, True)
+    ]
+
+    ranks = run_on_ranks(2, train_variants, hybrid_rollouts, PACKS_OF_TWO, variants)
+
+    for place in range(len(variants)):
+        assert_same_training([rank[place] for rank in ranks], hybrid_unpacked)
+
+
+def test_router_losses_of_documents_train_as_one_sample_a_row(
+    run_on_ranks: Run, hybrid_rollouts: list[Rollout]
+) -> None:
+    balances = [
+        {"grouping": "sequence", "reduction": reduction, "count_source": source}
+        for reduction, source in (("token", "replayed"), ("response", "live"))
+    ]
+    singles = [[index] for index in range(len(hybrid_rollouts))]
+    expected = [train(hybrid_rollouts, singles, config=HYBRID, router=balance) for balance in balances]
+    without = train(hybrid_rollouts, singles, config=HYBRID)
+
+    for balance, wanted in zip(balances, expected, strict=True):
+        for recompute in (False, True):
+            packed = train(hybrid_rollouts, PACKS, recompute=recompute, config=HYBRID, router=balance)
+            assert_same_training([packed], wanted)
+        moved = wanted["steps"][0]["gradients"]["blocks.1.mlp.router"]
+        assert float((moved - without["steps"][0]["gradients"]["blocks.1.mlp.router"]).abs().max()) > 1e-3
+
+    variants = [
+        {"topology": Topology(2, 2), "recompute": recompute, "config": HYBRID, "router": balance}
+        for balance in balances
+        for recompute in (False, True)
+    ]
+    ranks = run_on_ranks(2, train_variants, hybrid_rollouts, PACKS_OF_TWO, variants)
+    for place in range(len(variants)):
+        assert_same_training([rank[place] for rank in ranks], expected[place // 2])
+
+
+def test_the_balancing_loss_of_a_pack_is_another_objective_in_another_cut(hybrid_rollouts: list[Rollout]) -> None:
+    balance = {"grouping": "local_batch", "reduction": "token", "count_source": "replayed"}
+    singles = [[index] for index in range(len(hybrid_rollouts))]
+
+    packed = train(hybrid_rollouts, PACKS, config=HYBRID, router=balance)["steps"][0]
+    alone = train(hybrid_rollouts, singles, config=HYBRID, router=balance)["steps"][0]
+    recomputed = train(hybrid_rollouts, PACKS, config=HYBRID, router=balance, recompute=True)["steps"][0]
+
+    assert abs(packed["loss"] - alone["loss"]) > 1e-3
+    assert packed["loss"] == recomputed["loss"]
+    for name, gradient in packed["gradients"].items():
+        assert bool(gradient.isfinite().all()), name
+        assert_close(recomputed["gradients"][name], gradient, name)
 
 
 def test_every_cut_into_packs_gives_one_loss_and_gradient(rollouts: list[Rollout], unpacked: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,15 @@ from pack_torch import (
     full_gradients,
     full_state,
     gradient_norm,
+    load_balancing_loss,
     normalization,
     policy_loss,
     reduce_gradients,
     response_log_probs,
+    router_z_loss,
+    scored_rows,
+    scored_targets,
+    target_log_probs,
 )
 
 CONFIG = ModelConfig(
@@ -36,6 +41,15 @@ CONFIG = ModelConfig(
     n_routed_experts=4,
     num_experts_per_tok=2,
     dense_layers_indices=(0,),
+)
+
+#: Kimi delta attention, full attention, Kimi delta attention; latent experts in the last two.
+HYBRID = attrs.evolve(
+    CONFIG,
+    layer_types=("linear_attention", "full_attention", "linear_attention"),
+    linear_key_head_dim=4,
+    linear_conv_kernel_dim=3,
+    moe_latent_dim=6,
 )
 
 #: (tokens, response tokens) of eight samples: equal lengths, a response of 0, one token of prompt.
@@ -84,14 +98,31 @@ def accumulate(
     packs: Sequence[Sequence[int]],
     reduction: str = "token",
     replay: bool = True,
+    router: Mapping[str, Any] | None = None,
 ) -> tuple[float, dict[Any, torch.Tensor]]:
-    """Forward and backward over `packs`; this rank's loss and the log-probabilities by sample id."""
-    denominator = normalization(rollouts).denominator(reduction)
+    """Forward and backward over `packs`; this rank's loss and the log-probabilities by sample id.
+
+    With `router`, the options of the balancing loss, both router losses are added, from the same forward.
+    """
+    counts = normalization(rollouts)
+    denominator = counts.denominator(reduction)
     loss, log_probs = 0.0, {}
     for pack in packs:
         batch = build_batch(rollouts, pack, replay=replay)
-        scored = response_log_probs(model, batch)
-        part = policy_loss(scored, batch, reduction=reduction).numerator / denominator
+        if router is None:
+            scored = response_log_probs(model, batch)
+            part = policy_loss(scored, batch, reduction=reduction).numerator / denominator
+        else:
+            output = model(batch, router_logits=True)
+            rows = scored_rows(batch.doc_lens, batch.response_lens)
+            scored = target_log_probs(model.logits(output.hidden[rows]), scored_targets(batch))
+            part = policy_loss(scored, batch, reduction=reduction).numerator / denominator
+            routes = output.routes[:, list(model.config.moe_layers)]
+            balance = load_balancing_loss(output.router_logits, routes, batch.doc_lens, **router)
+            size = router_z_loss(output.router_logits, batch.doc_lens, reduction="response").numerator
+            documents, tokens = counts.samples, counts.model_tokens
+            part = part + 0.5 * balance.numerator / (documents if router["reduction"] == "response" else tokens)
+            part = part + 0.1 * size / documents
         part.backward()
         loss += float(part.detach())
         log_probs |= {r.id: values for r, values in zip(batch.rollouts, batch.split(scored.detach()), strict=True)}
@@ -107,11 +138,13 @@ def train(
     recompute: bool = False,
     attention: str = "segment",
     seed: int = 3,
+    config: ModelConfig = CONFIG,
+    router: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Two Adam steps over the same packs in float64; every number they leave."""
     groups = build_groups(topology or Topology(1))
     model = SmallModel(
-        CONFIG,
+        config,
         seed=seed,
         dtype=torch.float64,
         attention=attention,
@@ -122,7 +155,7 @@ def train(
     steps = []
     for _ in range(2):
         optimizer.zero_grad()
-        loss, log_probs = accumulate(model, rollouts, packs, reduction)
+        loss, log_probs = accumulate(model, rollouts, packs, reduction, router=router)
         reduce_gradients(model, groups)
         gradients, norm = full_gradients(model), gradient_norm(model, groups)
         clip_gradients(model, 1e9, groups)

@@ -44,42 +44,77 @@ def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
+def naive_delta(normed: Tensor, state: dict[str, Tensor], prefix: str, config: ModelConfig) -> Tensor:
+    """Kimi delta attention of one document, `[n, D]`, token by token and head by head."""
+    tokens, heads, size = normed.shape[0], config.num_attention_heads, config.linear_head_dim
+    taps, straight = state[f"{prefix}.taps"], normed @ state[f"{prefix}.qkv"].T
+    reach = taps.shape[1]
+    mixed = []
+    for row in range(tokens):
+        total = sum(taps[:, reach - 1 - back] * straight[row - back] for back in range(min(reach, row + 1)))
+        mixed.append(_silu(total))
+    out = []
+    memory = [normed.new_zeros(size, size) for _ in range(heads)]
+    for row in range(tokens):
+        read = []
+        steps = state[f"{prefix}.decay_wide"] @ (state[f"{prefix}.decay_narrow"] @ normed[row])
+        steps = torch.log(1 + torch.exp(steps + state[f"{prefix}.dt_bias"]))
+        gate = state[f"{prefix}.gate_wide"] @ (state[f"{prefix}.gate_narrow"] @ normed[row])
+        for head in range(heads):
+            own = slice(head * size, (head + 1) * size)
+            q, k, v = (mixed[row][part * heads * size : (part + 1) * heads * size][own] for part in range(3))
+            q, k = (side / torch.sqrt(side @ side + 1e-6) for side in (q, k))
+            beta = 1 / (1 + torch.exp(-(state[f"{prefix}.beta"][head] @ normed[row])))
+            kept = torch.exp(-torch.exp(state[f"{prefix}.A_log"][head]) * steps[own])
+            # (I - beta k k^T) Diag(kept) S + beta k v^T, as the paper writes it
+            erase = torch.eye(size, dtype=k.dtype) - beta * torch.outer(k, k)
+            memory[head] = erase @ torch.diag(kept) @ memory[head] + beta * torch.outer(k, v)
+            found = _norm(memory[head].T @ q / math.sqrt(size), state[f"{prefix}.norm"])
+            read.append(found / (1 + torch.exp(-gate[own])))
+        out.append(torch.cat(read) @ state[f"{prefix}.out"].T)
+    return torch.stack(out)
+
+
+def _full_attention(normed: Tensor, state: dict[str, Tensor], prefix: str, config: ModelConfig) -> Tensor:
+    tokens, heads, size = normed.shape[0], config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    q, k, v = ((normed @ part.T).view(tokens, heads, size) for part in state[f"{prefix}.qkv"].split(config.hidden_size))
+    q, k = (
+        torch.stack([
+            torch.stack([naive_rotation(side[row, head], row, config.rope_theta) for head in range(heads)])
+            for row in range(tokens)
+        ])
+        for side in (q, k)
+    )  # fmt: skip
+    attended = naive_attention(q, k, v, config.sliding_window).reshape(tokens, -1)
+    return attended @ state[f"{prefix}.out"].T
+
+
 def _routed(row: Tensor, state: dict[str, Tensor], prefix: str, top_k: int, ids: list[int] | None) -> Tensor:
     scores = torch.exp(state[f"{prefix}.router"] @ row)
     scores = scores / scores.sum()
     if ids is None:
         ids = sorted(range(scores.numel()), key=lambda expert: -float(scores[expert].detach()))[:top_k]
     total = sum(scores[expert] for expert in ids)
-    out = torch.zeros_like(row)
+    latent = f"{prefix}.latent_in" in state
+    seen = state[f"{prefix}.latent_in"] @ row if latent else row
+    out = torch.zeros_like(seen)
     for expert in ids:
-        gate_up = row @ state[f"{prefix}.experts.gate_up"][expert]
+        gate_up = seen @ state[f"{prefix}.experts.gate_up"][expert]
         half = gate_up.numel() // 2
         made = (_silu(gate_up[:half]) * gate_up[half:]) @ state[f"{prefix}.experts.down"][expert]
         out = out + scores[expert] / total * made
-    return out
+    return state[f"{prefix}.latent_out"] @ out if latent else out
 
 
 def naive_log_probs(state: dict[str, Tensor], config: ModelConfig, rollout: Rollout, replay: bool) -> Tensor:
     """Log-probabilities `[R]` of one rollout's response under the weights `state`."""
     tokens = rollout.tokens.tolist()
     x = torch.stack([state["embedding"][token] for token in tokens])
-    heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     for layer in range(config.num_hidden_layers):
         prefix = f"blocks.{layer}"
         normed = _norm(x, state[f"{prefix}.attention_norm"])
-        q, k, v = (
-            (normed @ part.T).view(len(tokens), heads, size)
-            for part in state[f"{prefix}.attention.qkv"].split(config.hidden_size)
-        )
-        q, k = (
-            torch.stack([
-                torch.stack([naive_rotation(side[row, head], row, config.rope_theta) for head in range(heads)])
-                for row in range(len(tokens))
-            ])
-            for side in (q, k)
-        )  # fmt: skip
-        attended = naive_attention(q, k, v, config.sliding_window).reshape(len(tokens), -1)
-        x = x + attended @ state[f"{prefix}.attention.out"].T
+        mix = _full_attention if config.layer_type(layer) == "full_attention" else naive_delta
+        x = x + mix(normed, state, f"{prefix}.attention", config)
         normed = _norm(x, state[f"{prefix}.mlp_norm"])
         if layer in config.dense_layers_indices:
             gate_up = normed @ state[f"{prefix}.mlp.gate_up"].T

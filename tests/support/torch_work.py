@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pack_core import Topology
 from pack_torch import (
+    ModelConfig,
     Rollout,
     SmallModel,
     build_batch,
@@ -83,12 +84,14 @@ def gather_state(rank: int, other: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {"drawn": drawn, "loaded": full_state(model), "held": [p.shape[0] for p in model.expert_parameters()]}
 
 
-def isolate(rank: int, rollouts: Sequence[Rollout], changed: Sequence[Rollout], recompute: bool) -> dict[str, Any]:
+def isolate(
+    rank: int, rollouts: Sequence[Rollout], changed: Sequence[Rollout], recompute: bool, config: ModelConfig = CONFIG
+) -> dict[str, Any]:
     """Hidden states and gradients under EP 2 before and after rank 0's second sample changes its tokens."""
     groups = build_groups(Topology(2, 2))
     found = []
     for version in (rollouts, changed):
-        model = SmallModel(CONFIG, seed=3, dtype=torch.float64, recompute=recompute, expert_group=groups.expert)
+        model = SmallModel(config, seed=3, dtype=torch.float64, recompute=recompute, expert_group=groups.expert)
         batch = build_batch(version, [0, 1, 2] if rank == 0 else [3, 4], replay=True)
         hidden = model(batch).hidden
         # Rank 0's loss is its first and third sample's, rank 1's all of its own.

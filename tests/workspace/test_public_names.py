@@ -14,12 +14,12 @@ PACK_CORE = """
 
 PACK_TORCH = """
     AttentionBackend Availability GroupSizes Groups Hardware ImportanceWeights ModelConfig ModelOutput Normalization
-    PackedBatch PolicyLoss PreferenceLoss Rollout SampleMetrics SmallModel TokenLoss available block_mask
+    PackedBatch PolicyLoss PreferenceLoss Rollout RouterLoss SampleMetrics SmallModel TokenLoss available block_mask
     build_batch build_groups check_routes choose_attention chunked_log_probs clip_gradients document_causal_mask
     dpo_loss entropy_bonus full_gradients full_state gated_delta_rule get_attention gradient_norm group_sizes
-    grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty load_full_state mask_function
-    normalization pack_routes policy_loss reduce_gradients reduce_tokens response_log_probs sample_metrics
-    scored_rows scored_targets sft_loss short_convolution target_log_probs token_kl total_metrics
+    grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty load_balancing_loss load_full_state
+    mask_function normalization pack_routes policy_loss reduce_gradients reduce_tokens response_log_probs router_z_loss
+    sample_metrics scored_rows scored_targets sft_loss short_convolution target_log_probs token_kl total_metrics
 """
 
 PACK_MILES = """
@@ -30,8 +30,8 @@ PACK_MILES = """
 #: Errors, values that others return (their example is there), and what acts on gradients.
 WITHOUT_EXAMPLE = """
     CountError LengthError PackError RecordError TopologyError
-    AttentionBackend Availability Bounds Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss TokenLoss
-    Work
+    AttentionBackend Availability Bounds Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss RouterLoss
+    TokenLoss Work
     clip_gradients full_gradients gradient_norm reduce_gradients
 """
 

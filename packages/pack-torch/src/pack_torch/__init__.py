@@ -19,6 +19,7 @@ from pack_torch.recurrence import gated_delta_rule, kimi_delta_attention, short_
 from pack_torch.reductions import TokenLoss, reduce_tokens
 from pack_torch.replay import check_routes, pack_routes
 from pack_torch.rollout import Rollout
+from pack_torch.router_losses import RouterLoss, load_balancing_loss, router_z_loss
 from pack_torch.slicing import response_log_probs, scored_rows, scored_targets, target_log_probs
 from pack_torch.state import full_gradients, full_state, load_full_state
 from pack_torch.supervised import PreferenceLoss, dpo_loss, sft_loss
@@ -37,6 +38,7 @@ __all__ = [
     "PolicyLoss",
     "PreferenceLoss",
     "Rollout",
+    "RouterLoss",
     "SampleMetrics",
     "SmallModel",
     "TokenLoss",
@@ -62,6 +64,7 @@ __all__ = [
     "kimi_delta_attention",
     "kl_loss",
     "kl_penalty",
+    "load_balancing_loss",
     "load_full_state",
     "mask_function",
     "normalization",
@@ -70,6 +73,7 @@ __all__ = [
     "reduce_gradients",
     "reduce_tokens",
     "response_log_probs",
+    "router_z_loss",
     "sample_metrics",
     "scored_rows",
     "scored_targets",

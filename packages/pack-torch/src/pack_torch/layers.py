@@ -11,12 +11,13 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.functional import dropout, linear, rms_norm, silu
+from torch.nn.functional import dropout, linear, rms_norm, silu, softplus
 
 from pack_torch.attention import AttentionBackend
 from pack_torch.batch import PackedBatch
 from pack_torch.config import ModelConfig
 from pack_torch.experts import Experts, Routing
+from pack_torch.recurrence import kimi_delta_attention, short_convolution
 
 NORM_EPSILON = 1e-6
 
@@ -29,6 +30,7 @@ class Context:
     cos: Tensor  # [T, 1, head size / 2]
     sin: Tensor
     routing: Routing
+    router_logits: list[Tensor] | None = None  # one block's, which appends [T, E] where it routes; None keeps nothing
 
 
 def rotation(position_ids: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -49,6 +51,15 @@ def _rotate(heads: Tensor, context: Context) -> Tensor:
     first, second = heads.tensor_split(2, dim=-1)  # [T, H, head size / 2] each
     cos, sin = context.cos, context.sin
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return `values` in float32, or as they are in float64: for what must not be narrower.
+
+    >>> wide(torch.ones(1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def weight(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -75,6 +86,46 @@ class Attention(nn.Module):
         return linear(attended.reshape(tokens, size), self.out)
 
 
+class KimiDeltaAttention(nn.Module):
+    """Linear attention by the delta rule, with a decay of its own for every channel; memory ends with the document.
+
+    Queries, keys and values pass a short causal convolution and SiLU, queries and keys are normed to length 1. The
+    logarithm of a channel's decay is -exp(A_log) softplus(gate + dt_bias). What is read is normed per head and gated.
+
+    Kimi Linear (Kimi Team, 2025, arXiv 2510.26692, section 4).
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        """Make room for the weights."""
+        super().__init__()
+        self.heads, self.size = config.num_attention_heads, config.linear_head_dim
+        hidden, width = config.hidden_size, config.num_attention_heads * config.linear_head_dim
+        self.qkv = weight(3 * width, hidden, dtype=dtype)
+        self.taps = weight(3 * width, config.linear_conv_kernel_dim, dtype=dtype)
+        self.decay_narrow = weight(self.size, hidden, dtype=dtype)
+        self.decay_wide = weight(width, self.size, dtype=dtype)
+        self.A_log = weight(self.heads, dtype=dtype)
+        self.dt_bias = weight(width, dtype=dtype)
+        self.beta = weight(self.heads, hidden, dtype=dtype)
+        self.gate_narrow = weight(self.size, hidden, dtype=dtype)
+        self.gate_wide = weight(width, self.size, dtype=dtype)
+        self.norm = weight(self.size, dtype=dtype)
+        self.out = weight(hidden, width, dtype=dtype)
+
+    def forward(self, hidden: Tensor, context: Context) -> Tensor:
+        """Return `[T, D]` for `[T, D]`."""
+        heads = (-1, self.heads, self.size)
+        lengths = context.batch.doc_lens
+        mixed = short_convolution(linear(hidden, self.qkv), self.taps, lengths, activation="silu")
+        query, key, value = (part.view(heads) for part in mixed.tensor_split(3, dim=-1))
+        steps = wide(linear(linear(hidden, self.decay_narrow), self.decay_wide)) + wide(self.dt_bias)
+        decay = -wide(self.A_log).exp().unsqueeze(1) * softplus(steps).view(heads)  # [T, H, K]
+        beta = wide(linear(hidden, self.beta)).sigmoid()  # [T, H]
+        read = kimi_delta_attention(query, key, value, decay, beta, lengths, l2norm=True)
+        gate = linear(linear(hidden, self.gate_narrow), self.gate_wide).sigmoid()
+        return linear(norm(read, self.norm).flatten(1) * gate, self.out)
+
+
 class DenseMLP(nn.Module):
     """SwiGLU on every token (Shazeer, 2020)."""
 
@@ -93,6 +144,7 @@ class DenseMLP(nn.Module):
 class MoEMLP(nn.Module):
     """A softmax router over experts: each token's top-k, their shares summing to one.
 
+    With a latent width, tokens are projected down before they are sent to experts and up once their shares are summed.
     Ids may come from a record, shares never do: they are read from the live scores at those ids, so the router learns.
     """
 
@@ -101,22 +153,29 @@ class MoEMLP(nn.Module):
         super().__init__()
         self.layer = layer
         self.router = weight(config.n_routed_experts, config.hidden_size, dtype=dtype)
+        latent = config.moe_latent_dim
         self.experts = Experts(
-            config.n_routed_experts, config.hidden_size, config.moe_intermediate_size, group=group, dtype=dtype
+            config.n_routed_experts, latent or config.hidden_size, config.moe_intermediate_size, group, dtype
         )
+        self.latent_in = None if latent is None else weight(latent, config.hidden_size, dtype=dtype)
+        self.latent_out = None if latent is None else weight(config.hidden_size, latent, dtype=dtype)
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """Return `[T, D]` for `[T, D]`."""
-        logits = linear(hidden, self.router)  # [T, E]
-        scores = torch.softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+        logits = wide(linear(hidden, self.router))  # [T, E]
+        if context.router_logits is not None:
+            context.router_logits.append(logits)
+        scores = torch.softmax(logits, dim=-1)
         dispatch = context.routing.choose(self.layer, scores)
         chosen = scores.gather(1, dispatch.ids)
         shares = (chosen / chosen.sum(dim=-1, keepdim=True)).to(hidden.dtype)
-        return cast(Tensor, self.experts(hidden, dispatch, shares))
+        if self.latent_in is None or self.latent_out is None:
+            return cast(Tensor, self.experts(hidden, dispatch, shares))
+        return linear(self.experts(linear(hidden, self.latent_in), dispatch, shares), self.latent_out)
 
 
 class Block(nn.Module):
-    """Attention, then a dense or routed MLP, each on a normed input and added back."""
+    """Full or linear attention, then a dense or routed MLP, each on a normed input and added back."""
 
     def __init__(
         self,
@@ -130,7 +189,8 @@ class Block(nn.Module):
         super().__init__()
         self.dropout = config.dropout
         self.attention_norm = weight(config.hidden_size, dtype=dtype)
-        self.attention = Attention(config, backend, dtype)
+        full = config.layer_type(layer) == "full_attention"
+        self.attention = Attention(config, backend, dtype) if full else KimiDeltaAttention(config, dtype)
         self.mlp_norm = weight(config.hidden_size, dtype=dtype)
         dense = layer in config.dense_layers_indices
         self.mlp = DenseMLP(config, dtype) if dense else MoEMLP(config, layer, group, dtype)
@@ -145,5 +205,5 @@ class Block(nn.Module):
 
 
 def norm(hidden: Tensor, scale: Tensor) -> Tensor:
-    """Return `hidden` `[T, D]` over its root mean square, times `scale` `[D]` (RMSNorm, Zhang and Sennrich, 2019)."""
+    """Return `hidden` `[..., D]` over its root mean square, times `scale` `[D]` (RMSNorm, Zhang and Sennrich, 2019)."""
     return rms_norm(hidden, scale.shape, scale, NORM_EPSILON)

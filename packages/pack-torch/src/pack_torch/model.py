@@ -27,14 +27,23 @@ class ModelOutput:
     Args:
         hidden: `[T, D]` after the last norm; `SmallModel.logits` turns rows of it into logits.
         routes: int32 `[T, layers, top_k]` experts used; dense layers hold -1.
+        router_logits: `[T, MoE layers, E]` before the softmax, with their graph, float32 or wider; None unless asked
+            for. They go with `routes[:, list(config.moe_layers)]`.
     """
 
     hidden: Tensor
     routes: Tensor
+    router_logits: Tensor | None = None
+
+
+def _run(block: nn.Module, hidden: Tensor, context: Context, keep: bool) -> tuple[Tensor, list[Tensor]]:
+    """Return what the block makes and its router's logits; a list a run, so that running again adds to no other."""
+    logits: list[Tensor] = []
+    return block(hidden, attrs.evolve(context, router_logits=logits) if keep else context), logits
 
 
 class SmallModel(nn.Module):
-    """A pre-norm decoder: full attention, one or more dense layers, mixtures of experts elsewhere.
+    """A pre-norm decoder: full or linear attention, dense layers where named, mixtures of experts elsewhere.
 
     Args:
         config: sizes.
@@ -74,10 +83,11 @@ class SmallModel(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
         draw_weights(self, seed)
 
-    def forward(self, batch: PackedBatch) -> ModelOutput:
+    def forward(self, batch: PackedBatch, *, router_logits: bool = False) -> ModelOutput:
         """Return hidden states of every token and the experts they went to.
 
-        `batch.routes` replays recorded choices; without it the router chooses.
+        `batch.routes` replays recorded choices; without it the router chooses. `router_logits` keeps what the routers
+        thought, for their losses.
 
         Raises:
             ValueError: before anything is sent: see `check`.
@@ -90,14 +100,19 @@ class SmallModel(nn.Module):
         if batch.routes is not None:
             routing.replay(batch.routes, config.moe_layers)
         context = Context(batch, *rotation(batch.position_ids, size, config.rope_theta, hidden.dtype), routing)
+        kept: list[Tensor] = []
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 stochastic = config.dropout > 0 and self.training
-                hidden = checkpoint(block, hidden, context, use_reentrant=False, preserve_rng_state=stochastic)
+                hidden, logits = checkpoint(
+                    _run, block, hidden, context, router_logits, use_reentrant=False, preserve_rng_state=stochastic
+                )
             else:
-                hidden = block(hidden, context)
+                hidden, logits = _run(block, hidden, context, router_logits)
+            kept += logits
         routes = routing.table(batch.tokens, config.num_hidden_layers, hidden.device)
-        return ModelOutput(norm(hidden, self.norm), routes)
+        stacked = torch.stack(kept, dim=1) if kept else hidden.new_zeros(batch.tokens, 0, config.n_routed_experts)
+        return ModelOutput(norm(hidden, self.norm), routes, stacked if router_logits else None)
 
     def check(self, batch: PackedBatch) -> None:
         """Raise unless this model can run `batch`: attention, token ids, and replayed routes.

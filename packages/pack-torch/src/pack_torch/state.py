@@ -29,12 +29,17 @@ def draw_weights(model: nn.Module, seed: int) -> None:
     """Fill every parameter from `seed`, alike on every rank and for every expert-parallel degree.
 
     Norms are 1, the embedding has deviation 1, the head 0.02 so that the first policy is nearly uniform; other weights
-    have deviation 1/sqrt(inputs), those that write into the residual stream divided by sqrt(their number).
+    have deviation 1/sqrt(inputs), those that write into the residual stream divided by sqrt(their number). The decay of
+    linear attention starts with rates exp(A_log) uniform in 1 to 16 and steps softplus(dt_bias) log-uniform in 0.001 to
+    0.1, as in Mamba (Gu and Dao, 2023, section 3.6), so that channels remember over a few to a thousand tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     owners = _owners(model)
     residual = sum(name.rpartition(".")[2] in RESIDUAL_WEIGHTS for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] in ("A_log", "dt_bias"):
+            _draw_decay(name.rpartition(".")[2], parameter, generator)
+            continue
         if parameter.dim() == 1:
             nn.init.ones_(parameter)
             continue
@@ -44,6 +49,17 @@ def draw_weights(model: nn.Module, seed: int) -> None:
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * _deviation(name, shape, residual)
         with torch.no_grad():
             parameter.copy_(_share(drawn, owner))
+
+
+def _draw_decay(kind: str, parameter: nn.Parameter, generator: torch.Generator) -> None:
+    drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+    if kind == "A_log":
+        drawn = (1 + 15 * drawn).log()
+    else:
+        steps = (math.log(0.001) + drawn * math.log(100)).exp()
+        drawn = steps + (-torch.expm1(-steps)).log()  # the inverse of softplus
+    with torch.no_grad():
+        parameter.copy_(drawn)
 
 
 def _deviation(name: str, shape: list[int], residual: int) -> float:
