@@ -295,8 +295,9 @@ def test_torn_lines_are_named_under_the_table(tmp_path: Path) -> None:
 def test_a_log_of_any_length_can_be_reported(keep: int, tmp_path: Path) -> None:
     run = {rank: own[:keep] for rank, own in make_run(1).items()}
     report = summarize(as_logs(run))
-    printed(report)
+    assert "status" in printed(report)
     write_page(report, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
 
 
 def test_smoothing_takes_the_neighbours_there_are() -> None:

@@ -261,8 +261,8 @@ class Actor:
                     f"{limit:g}; record them in the rollout, or leave the limit out"
                 )
 
-        self.world.agreed(gated)
         if self.world.largest([len(missing)])[0]:
+            self.world.agreed(gated)
             return  # rollouts of elsewhere may bring none, and then there is nothing to compare
         sampled = [rollout.rollout_log_probs for rollout in own if rollout.rollout_log_probs is not None]
         found = scoring.profile(trainer, sampled, [rollout.loss_mask for rollout in own], self.world)

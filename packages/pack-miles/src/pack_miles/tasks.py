@@ -9,7 +9,7 @@ from random import Random
 
 import attrs
 
-DIGITS = 10
+#: Closes the response.
 END = 10
 #: Closes the prompt; what follows is the response.
 ASK = 11
@@ -23,7 +23,6 @@ class Task:
     """
 
     name: str
-    summary: str
     vocabulary: int
     end: int
     max_prompt_len: int
@@ -59,9 +58,9 @@ class Task:
 
 
 TASKS: dict[str, Task] = {
+    # Sort the prompt's digits, then stop.
     "sort": Task(
         name="sort",
-        summary="sort the prompt's digits, then stop",
         vocabulary=12,
         end=END,
         max_prompt_len=11,

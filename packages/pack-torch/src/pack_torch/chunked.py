@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from pack_torch.precision import wide, wide_dtype
+
 
 def chunked_log_probs(
     hidden: Tensor,
@@ -76,13 +78,9 @@ def _check(hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk: int, tem
         raise ValueError(f"temperature is {temperature} but must be above 0; greedy sampling has no log-probabilities")
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _scaled_logits(hidden: Tensor, head_weight: Tensor, temperature: float) -> Tensor:
     """Return a new tensor of logits in the wide dtype, which the caller may overwrite."""
-    logits = (hidden @ head_weight.T).to(_wide(hidden.dtype))
+    logits = wide(hidden @ head_weight.T)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
@@ -94,7 +92,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk: int, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         rows = hidden.shape[0]
-        totals = hidden.new_empty(rows, dtype=_wide(hidden.dtype))  # log of the sum of exponentials
+        totals = hidden.new_empty(rows, dtype=wide_dtype(hidden.dtype))  # log of the sum of exponentials
         picked, means = torch.empty_like(totals), torch.zeros_like(totals)
         for first in range(0, rows, chunk):
             part = slice(first, first + chunk)

@@ -17,6 +17,7 @@ from pack_torch.attention import AttentionBackend
 from pack_torch.batch import PackedBatch
 from pack_torch.config import ModelConfig
 from pack_torch.experts import Experts, Routing
+from pack_torch.precision import wide
 from pack_torch.recurrence import kimi_delta_attention, short_convolution
 
 NORM_EPSILON = 1e-6
@@ -51,15 +52,6 @@ def _rotate(heads: Tensor, context: Context) -> Tensor:
     first, second = heads.tensor_split(2, dim=-1)  # [T, H, head size / 2] each
     cos, sin = context.cos, context.sin
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def wide(values: Tensor) -> Tensor:
-    """Return `values` in float32, or as they are in float64: for what must not be narrower.
-
-    >>> wide(torch.ones(1, dtype=torch.bfloat16)).dtype
-    torch.float32
-    """
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def weight(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from pack_torch.fla_kernels import choose_kernel, convolve_with_fla, delta_rule_with_fla
+from pack_torch.precision import wide
 
 #: `auto` takes the fla kernels where they can run and the torch loop elsewhere; the others insist.
 Backend = Literal["auto", "torch", "fla"]
@@ -64,9 +65,9 @@ def short_convolution(
         raise ValueError(f"activation {activation!r} is not one of None, 'silu'")
     if choose_kernel("short_convolution", backend, x) == "fla":
         return convolve_with_fla(x, weight, lengths, bias, activation)
-    taps, shift = _wide(weight), None if bias is None else _wide(bias)
+    taps, shift = wide(weight), None if bias is None else wide(bias)
     # One document a call, for a vectorized kernel may round the same number differently at another place of a row.
-    convolved = [_convolve(rows, taps, shift) for rows in torch.split_with_sizes(_wide(x), lengths)]
+    convolved = [_convolve(rows, taps, shift) for rows in torch.split_with_sizes(wide(x), lengths)]
     return torch.cat([silu(rows) if activation else rows for rows in convolved]).to(x.dtype)
 
 
@@ -200,10 +201,6 @@ def _scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, scale: fl
         memory = memory + key[step] * (strength[step] * (v[step] - known)).unsqueeze(1)
         read.append((query[step] * memory).sum(1))
     return torch.stack(read)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def _check_lengths(doc_lens: Sequence[int], rows: Tensor, name: str, axes: int) -> list[int]:

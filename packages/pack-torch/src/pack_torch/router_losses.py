@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-from pack_torch.layers import wide
+from pack_torch.precision import wide
 
 #: Whose tokens one histogram of experts counts: the packed forward's, or each document's own.
 Grouping = Literal["local_batch", "sequence"]

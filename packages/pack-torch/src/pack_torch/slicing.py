@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pack_torch.batch import PackedBatch
+from pack_torch.precision import wide
 
 
 class ScoringModel(Protocol):
@@ -80,8 +81,8 @@ def target_log_probs(logits: Tensor, targets: Tensor, *, temperature: float = 1.
     """
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature} but must be above 0; greedy sampling has no log-probabilities")
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    scaled = wide if temperature == 1.0 else wide / temperature
+    scores = wide(logits)
+    scaled = scores if temperature == 1.0 else scores / temperature
     return torch.log_softmax(scaled, dim=-1).gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
