@@ -75,7 +75,7 @@ def peers(session: nox.Session) -> None:
     # MILES' wheel declares twenty heavy packages; the modules asked here need only these.
     session.install("--no-deps", "miles-rl==0.0.2")
     session.install("httpx", "packaging", "pydantic", "pyyaml", "tqdm")
-    session.install(TORCH, "transformers==5.24.0")  # in one call, so that it cannot bring a torch of its own
+    session.install(TORCH, "transformers==5.24.0", "trl==1.16.0")  # in one call, so that none brings its own torch
     offline = {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
     session.run("pytest", "tests/peers", *session.posargs, env=THREADS | offline)
 

@@ -1,7 +1,7 @@
 """Ten deliberate faults and their kin: each is caught, and the explanation names it.
 
-The list: label shifted over a boundary; positions not reset; replay row borrowed from the next document; denominator
-local to a pack; mean of means; mask off by one; convolution not reset; attention window over a boundary; padding
+The list: label shifted over a boundary; positions not reset; replay row borrowed (from the next document); denominator
+local (to a pack); mean of means; mask off by one; convolution not reset; attention window over a boundary; padding
 counted as a document; final row of the routes missing. And: mask ignored, state leaked, dropout left on, a backward
 that crosses documents.
 """
@@ -152,18 +152,44 @@ def test_attention_over_the_row(rollouts: list[Rollout]) -> None:
     assert "sample 'sample-1' (document 1 of its row): log-probability of response token 0 is" in text
 
 
+def borrowed_rows(model: Any) -> Callable[[PackedBatch], Tensor]:
+    """Every token replays the row two further on, so that a document's last scored row is the next one's first."""
+
+    def score(batch: PackedBatch) -> Tensor:
+        return response_log_probs(model, attrs.evolve(batch, routes=torch.roll(batch.routes, -2, 0)))
+
+    return score
+
+
+def no_final_rows(model: Any) -> Callable[[PackedBatch], Tensor]:
+    """Recorded rows end to end and the filling behind all of them: each document shifts those after it by a row."""
+
+    def score(batch: PackedBatch) -> Tensor:
+        recorded = torch.cat([rollout.routes for rollout in batch.rollouts])
+        filling = torch.arange(2, dtype=recorded.dtype).expand(batch.documents, *recorded.shape[1:])
+        return response_log_probs(model, attrs.evolve(batch, routes=torch.cat((recorded, filling))))
+
+    return score
+
+
 def test_a_replay_row_borrowed_from_the_next_document(rollouts: list[Rollout]) -> None:
     model = SmallModel(CONFIG, seed=3, dtype=torch.float64)
 
-    def borrow(batch: PackedBatch) -> Tensor:
-        recorded = torch.cat([rollout.routes for rollout in batch.rollouts])  # no document has a final row of its own
-        final = torch.arange(2, dtype=recorded.dtype).expand(batch.documents, *recorded.shape[1:])
-        return response_log_probs(model, attrs.evolve(batch, routes=torch.cat((recorded, final))))
+    text = complaint(lambda: assert_packing_equivalent(borrowed_rows(model), rollouts, packs=PACKS, parameters=model))
 
-    text = complaint(lambda: assert_packing_equivalent(borrow, rollouts, packs=PACKS, parameters=model))
+    # Of 3 response tokens the last is scored by the row that borrows.
+    assert "sample 'sample-0' (document 0 of its row): log-probability of response token 2 is" in text
+    assert "Likely cause: replay row misaligned" in text
+
+
+def test_final_rows_of_routes_that_the_model_leaves_out(rollouts: list[Rollout]) -> None:
+    model = SmallModel(CONFIG, seed=3, dtype=torch.float64)
+
+    text = complaint(lambda: assert_packing_equivalent(no_final_rows(model), rollouts, packs=PACKS, parameters=model))
 
     assert "sample 'sample-1' (document 1 of its row)" in text
     assert "Likely cause: replay row misaligned" in text
+    assert "every document needs a final row of its own" in text
 
 
 def test_a_final_row_of_routes_that_is_missing(rollouts: list[Rollout]) -> None:
@@ -182,6 +208,35 @@ def test_padding_that_passes_for_a_document(rollouts: list[Rollout]) -> None:
         PackedBatch(padded, (5, 3), (rollouts[0],))
 
 
+def padded_mean(log_probs: Tensor, batch: PackedBatch) -> Tensor:
+    """A mean over documents to which each row's padding was added."""
+    return policy_loss(log_probs, batch, reduction="response").numerator / (batch.documents + 1)
+
+
+def padded_sum(log_probs: Tensor, batch: PackedBatch) -> Tensor:
+    """A sum to which each row's padding adds a loss of its own."""
+    return policy_loss(log_probs, batch).numerator / 24 + 0.25
+
+
+@pytest.mark.parametrize("joining", ["sum", "mean"])
+def test_padding_that_the_denominator_counts(rollouts: list[Rollout], joining: Any) -> None:
+    model = SmallModel(CONFIG, seed=3, dtype=torch.float64)
+
+    text = complaint(lambda: assert_packing_equivalent(model, rollouts, packs=PACKS, loss=padded_mean, joining=joining))
+
+    assert "all log-probabilities agree" in text
+    assert "Likely cause: padding counted as a document: every pack's loss is divided by one document more" in text
+
+
+def test_padding_that_the_numerator_counts(rollouts: list[Rollout]) -> None:
+    model = SmallModel(CONFIG, seed=3, dtype=torch.float64)
+
+    text = complaint(lambda: assert_packing_equivalent(model, rollouts, packs=PACKS, loss=padded_sum))
+
+    assert "all log-probabilities agree" in text
+    assert "Likely cause: padding counted as a document: every pack adds 0.25 beside" in text
+
+
 def mean_of(by: str) -> Callable[[Tensor, PackedBatch], Tensor]:
     """The loss divided by what the pack counts."""
 
@@ -192,6 +247,51 @@ def mean_of(by: str) -> Callable[[Tensor, PackedBatch], Tensor]:
         return part.numerator / max(part.active_tokens, 1)
 
     return loss
+
+
+#: The list: deliberate fault -> (model, loss, how packs are joined), and what the explanation must call it.
+LIST: dict[str, tuple[Callable[[], Any], Any, str, str]] = {
+    "label shifted over a boundary": (lambda: shifted_labels(small()), None, "sum", "label shifted"),
+    "positions not reset": (lambda: MixerModel("positions"), None, "sum", "positions not reset"),
+    "replay row borrowed": (lambda: borrowed_rows(small()), None, "sum", "replay row misaligned"),
+    "denominator local": (lambda: small(), mean_of("active tokens"), "sum", "denominator local to the pack"),
+    "mean of means": (lambda: small(), mean_of("active tokens"), "mean", "mean of means"),
+    "mask off by one": (lambda: MixerModel("mask starts late"), None, "sum", "mask off by one"),
+    "convolution not reset": (lambda: MixerModel("convolution"), None, "sum", "convolution not reset"),
+    "attention window over a boundary": (lambda: MixerModel("window"), None, "sum", "attention window not cut"),
+    "padding counted as a document": (lambda: small(), padded_mean, "sum", "padding counted as a document"),
+    "final row of the routes missing": (lambda: no_final_rows(small()), None, "sum", "replay row misaligned"),
+}
+
+
+def small() -> SmallModel:
+    return SmallModel(CONFIG, seed=3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("fault", list(LIST))
+def test_the_list(rollouts: list[Rollout], fault: str) -> None:
+    build, loss, joining, name = LIST[fault]
+    model = build()
+    used = plain(rollouts) if isinstance(model, MixerModel) else rollouts
+    parameters = model if isinstance(model, torch.nn.Module) else []
+
+    text = complaint(
+        lambda: assert_packing_equivalent(
+            model,
+            used,
+            packs=PACKS,
+            loss=loss,
+            joining=joining,
+            parameters=parameters,  # type: ignore[arg-type]
+        )
+    )
+
+    assert f"Likely cause: {name}" in text or f", or {name}" in text
+
+
+def test_the_list_is_whole() -> None:
+    assert len(LIST) == 10
+    assert all(fault in str(__doc__).replace("\n", " ") for fault in LIST)
 
 
 @pytest.mark.parametrize("by", ["active tokens", "samples"])

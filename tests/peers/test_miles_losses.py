@@ -17,41 +17,16 @@ from pack_torch import (
     sft_loss,
     token_kl,
 )
+from support.loss_cases import clipping_rollouts
 from torch import Tensor
 
-RESPONSES = [3, 5, 2, 4, 1, 0]
 EPS_CLIP, EPS_CLIP_HIGH = 0.2, 0.28
 PACKS = [[0, 3], [5, 1, 2], [4]]
 
 
 @pytest.fixture
 def rollouts() -> list[Rollout]:
-    """Six samples: an interior mask, one fully masked, responses of 1 and of 0 tokens; clipping on both sides."""
-    draw = torch.Generator().manual_seed(17)
-
-    def numbers(response: int, scale: float) -> Tensor:
-        return torch.randn(response, generator=draw, dtype=torch.float64) * scale - 2.4
-
-    made = []
-    for number, response in enumerate(RESPONSES):
-        mask = torch.ones(response, dtype=torch.bool)
-        if number == 1:
-            mask[1] = False
-        if number == 2:
-            mask[:] = False
-        made.append(
-            Rollout(
-                number,
-                torch.ones(response + 2, dtype=torch.int64),
-                response,
-                loss_mask=mask,
-                advantages=torch.full((response,), 1.0 if number % 3 else -1.0, dtype=torch.float64),
-                old_log_probs=numbers(response, 0.5),
-                rollout_log_probs=numbers(response, 0.5),
-                ref_log_probs=numbers(response, 1.0),
-            )
-        )
-    return made
+    return clipping_rollouts()
 
 
 def scored(batch: PackedBatch, spread: float = 0.8) -> Tensor:

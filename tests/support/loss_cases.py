@@ -47,6 +47,35 @@ def active_only(tensor: Tensor) -> list[float]:
     return tensor[[0, 2, 5, 6, 7]].tolist()
 
 
+def clipping_rollouts() -> list[Rollout]:
+    """Six samples: an interior mask, one fully masked, responses of 1 and of 0 tokens; clipping on both sides."""
+    draw = torch.Generator().manual_seed(17)
+
+    def numbers(response: int, scale: float) -> Tensor:
+        return torch.randn(response, generator=draw, dtype=torch.float64) * scale - 2.4
+
+    made = []
+    for number, response in enumerate([3, 5, 2, 4, 1, 0]):
+        mask = torch.ones(response, dtype=torch.bool)
+        if number == 1:
+            mask[1] = False
+        if number == 2:
+            mask[:] = False
+        made.append(
+            Rollout(
+                number,
+                torch.ones(response + 2, dtype=torch.int64),
+                response,
+                loss_mask=mask,
+                advantages=torch.full((response,), 1.0 if number % 3 else -1.0, dtype=torch.float64),
+                old_log_probs=numbers(response, 0.5),
+                rollout_log_probs=numbers(response, 0.5),
+                ref_log_probs=numbers(response, 1.0),
+            )
+        )
+    return made
+
+
 @attrs.frozen
 class RandomStep:
     """A step of rollouts with everything a loss reads, the current log-probabilities, and a cut into packs."""

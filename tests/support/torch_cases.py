@@ -161,7 +161,17 @@ def train(
         clip_gradients(model, 1e9, groups)
         optimizer.step()
         steps.append({"loss": loss, "log_probs": log_probs, "gradients": gradients, "norm": norm})
-    return {"steps": steps, "state": full_state(model)}
+    return {"steps": steps, "state": full_state(model)} | adam_moments(model, optimizer)
+
+
+def adam_moments(model: SmallModel, optimizer: torch.optim.Adam) -> dict[str, dict[str, torch.Tensor]]:
+    """Both moments by parameter name, experts gathered; the model's gradients are lost."""
+    found = {}
+    for moment in ("exp_avg", "exp_avg_sq"):
+        for parameter in model.parameters():
+            parameter.grad = optimizer.state[parameter][moment]
+        found[moment] = full_gradients(model)
+    return found
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float = 1e-9) -> None:
@@ -188,9 +198,10 @@ def assert_same_training(parts: Sequence[dict[str, Any]], expected: dict[str, An
             for name, values in wanted["gradients"].items():
                 assert_close(one["gradients"][name], values, f"step {step} gradient of {name}")
     for part in parts:
-        assert part["state"].keys() == expected["state"].keys()
-        for name, values in expected["state"].items():
-            assert_close(part["state"][name], values, f"{name} after two steps")
+        for kind in ("state", "exp_avg", "exp_avg_sq"):
+            assert part[kind].keys() == expected[kind].keys()
+            for name, values in expected[kind].items():
+                assert_close(part[kind][name], values, f"{kind} of {name} after two steps")
 
 
 @contextmanager

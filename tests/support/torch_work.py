@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pack_core import Topology
 from pack_torch import (
     ModelConfig,
+    Normalization,
     Rollout,
     SmallModel,
     build_batch,
@@ -18,8 +20,12 @@ from pack_torch import (
     clip_gradients,
     full_gradients,
     full_state,
+    group_sizes,
     load_full_state,
+    normalization,
+    policy_loss,
     reduce_gradients,
+    response_log_probs,
 )
 from support.torch_cases import CONFIG, accumulate, counted_collectives, train
 
@@ -118,3 +124,39 @@ def route_live(rank: int, rollouts: Sequence[Rollout], packs: Sequence[Sequence[
             "calls": calls,
         }
     return found
+
+
+def reduce_over_ranks(
+    rank: int,
+    rollouts: Sequence[Rollout],
+    packs: Sequence[Sequence[Sequence[int]]],
+    reduction: Any,
+    masked_samples: Any,
+    expert_parallel: int,
+) -> dict[str, Any]:
+    """Loss of one step and its gradients, this rank knowing nothing of the others but what collectives tell it."""
+    groups = build_groups(Topology(2, expert_parallel))
+    own = [rollouts[index] for pack in packs[rank] for index in pack]
+    counted: list[Any] = [None, None]
+    dist.all_gather_object(counted, group_sizes(own, masked_samples=masked_samples))
+    sizes = counted[0] + counted[1]
+    mine = normalization(own, masked_samples=masked_samples, group_sizes=sizes)
+    counts = torch.tensor([mine.samples, mine.active_tokens, mine.model_tokens, float(mine.groups)]).double()
+    dist.all_reduce(counts)
+    step = Normalization(*map(int, counts[:3]), groups=float(counts[3]))
+    denominator = step.denominator(reduction, length=6 if reduction == "constant" else None)
+    model = SmallModel(CONFIG, seed=3, dtype=torch.float64, expert_group=groups.expert)
+    loss = torch.zeros((), dtype=torch.float64)
+    for pack in packs[rank]:
+        batch = build_batch(rollouts, pack, replay=True)
+        part = policy_loss(
+            response_log_probs(model, batch),
+            batch,
+            reduction=reduction,
+            group_sizes=sizes if reduction == "group" else None,
+        )
+        (part.numerator / denominator).backward()
+        loss += part.numerator.detach() / denominator
+    reduce_gradients(model, groups)
+    dist.all_reduce(loss)
+    return {"loss": float(loss), "gradients": full_gradients(model), "own groups": float(mine.groups)}

@@ -66,7 +66,33 @@ def blame_loss(
             "mean of means: the packs' losses add up, but are divided by the number of packs, which packing changes; "
             "add them up and divide by what the whole step counts"
         )
-    return "not found; the loss looks at more of the pack than its documents' own tokens"
+    return _blame_padding(packed, single, cut, tolerance) or (
+        "not found; the loss looks at more of the pack than its documents' own tokens"
+    )
+
+
+def _blame_padding(
+    packed: Sequence[Tensor], single: Sequence[Tensor], cut: Sequence[Sequence[int]], tolerance: float
+) -> str | None:
+    """Return the fault of a loss that sees one more document in every pack than there is, or None."""
+    sums = [torch.stack([single[index] for index in pack]).sum() for pack in cut]
+    # One document too many in the denominator: 2 of one alone, packs' own documents plus 1 of theirs.
+    if not any(
+        bool(differs(part * (len(pack) + 1), total * 2, tolerance * (len(pack) + 1)))
+        for part, total, pack in zip(packed, sums, cut, strict=True)
+    ):
+        return (
+            "padding counted as a document: every pack's loss is divided by one document more than it has; divide by "
+            "the samples of the whole step, which padding is none of"
+        )
+    # One too many in the numerator: alone every document brings it along, in a pack all of them bring it once.
+    extra = [(total - part) / (len(pack) - 1) for part, total, pack in zip(packed, sums, cut, strict=True) if pack[1:]]
+    if len(extra) > 1 and not any(bool(differs(one, extra[0], tolerance)) for one in extra):
+        return (
+            f"padding counted as a document: every pack adds {float(extra[0].detach()):.6g} beside what its documents "
+            "add, as one more document with a loss does; padding has none"
+        )
+    return None
 
 
 def _adds_up(

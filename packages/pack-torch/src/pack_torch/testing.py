@@ -2,8 +2,8 @@
 
 Any callable will do that takes a `PackedBatch` and returns one log-probability per response token, or an object with
 `hidden` if the callable has `logits` (see `response_log_probs`). Use float64 where you can: the tolerances are made for
-it. Dropout must be off. Rotary positions alone are relative: counting them on over the row changes nothing, and is no
-fault that could be found.
+it. Dropout must be off. For a model on a GPU give rollouts whose tokens and routes lie there. Rotary positions alone
+are relative: counting them on over the row changes nothing, and is no fault that could be found.
 """
 
 from __future__ import annotations
