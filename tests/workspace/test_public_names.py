@@ -8,8 +8,9 @@ import pack_torch
 import pytest
 
 PACK_CORE = """
-    Bounds CountError LengthError Lengths PackError Packing Plan RecordError Sample Schedule Topology TopologyError Work
-    as_lengths bounds decode digest encode equalize pack plan rebuild record samples_of schedule verify work
+    Bounds CountError DispatchCounts LengthError Lengths PackError Packing Plan RecordError RoutingError Sample Schedule
+    Search SearchTrace Topology TopologyError Work WorkReport as_lengths bounds decode digest dispatch_counts
+    dispatch_loads encode equalize fold headroom owners pack plan rebuild record samples_of schedule verify work
 """
 
 PACK_TORCH = """
@@ -29,7 +30,7 @@ PACK_MILES = """
 
 #: Errors, values that others return (their example is there), and what acts on gradients.
 WITHOUT_EXAMPLE = """
-    CountError LengthError PackError RecordError TopologyError
+    CountError LengthError PackError RecordError RoutingError SearchTrace TopologyError
     AttentionBackend Availability Bounds Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss RouterLoss
     TokenLoss Work
     clip_gradients full_gradients gradient_norm reduce_gradients

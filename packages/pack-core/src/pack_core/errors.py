@@ -17,5 +17,9 @@ class TopologyError(PackError):
     """The ranks cannot be arranged as asked."""
 
 
+class RoutingError(PackError):
+    """Recorded expert ids are missing or do not fit their sample or model, or a table of owners does not fit."""
+
+
 class RecordError(PackError):
     """Bytes or a log record do not hold the plan they should."""

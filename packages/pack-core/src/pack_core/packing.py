@@ -97,7 +97,16 @@ def equalize(
             f"ask for a count of {len(packing.order):,} or fewer"
         )
     totals = [0, *accumulate(tokens[index] for index in packing.order)]
-    return Packing(packing.order, array("q", _METHODS[method](packing.offsets, totals, count, cap)))
+    return Packing(packing.order, array("q", split(packing.offsets, totals, count, method, cap)))
+
+
+def split(offsets: Sequence[int], totals: Sequence[int], count: int, method: str, cap: int | None) -> list[int]:
+    """Return the offsets of exactly `count` packs, as `equalize` cuts them, of arguments that were checked.
+
+    >>> split([0, 3, 4], [0, 300, 500, 900, 1500], 3, "tokens", None)
+    [0, 2, 3, 4]
+    """
+    return _METHODS[method](offsets, totals, count, cap)
 
 
 def check_method(method: str) -> None:
@@ -152,15 +161,24 @@ def _balanced(offsets: Sequence[int], totals: Sequence[int], count: int, cap: in
     high = max(totals[stop] - totals[start] for start, stop in pairwise(offsets))
     while low < high:
         middle = (low + high) // 2
-        if len(_filled(totals, middle, most)) - 1 <= count:
+        if len(fill(totals, middle, most)) - 1 <= count:
             high = middle
         else:
             low = middle + 1
-    return _by_tokens(_filled(totals, low, most), totals, count, cap)
+    return _by_tokens(fill(totals, low, most), totals, count, cap)
 
 
-def _filled(totals: Sequence[int], limit: int, most: int) -> list[int]:
-    """Offsets of packs filled one after the other up to `limit` tokens: the fewest that any consecutive cut needs."""
+def fill(totals: Sequence[int], limit: int, most: int) -> list[int]:
+    """Return where packs start that are filled one after the other: next-fit, the fewest any consecutive cut needs.
+
+    Args:
+        totals: 0 and the running totals of the lengths, `[samples + 1]`.
+        limit: most tokens of a pack, at least the longest length.
+        most: most samples of a pack.
+
+    >>> fill([0, 3, 5, 9], limit=5, most=3)
+    [0, 2, 3]
+    """
     offsets, start, end = [0], 0, len(totals) - 1
     while start < end:
         # Totals strictly increase, so one past the limit is the first place where the pack would be over it.

@@ -7,20 +7,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pack_core.digest import digest
-from pack_core.types import Plan, Sample, Schedule
+from pack_core.types import DispatchCounts, Plan, Sample, Schedule
 
 
-def verify(plan: Plan, samples: Sequence[Sample]) -> list[str]:
+def verify(plan: Plan, samples: Sequence[Sample], counts: DispatchCounts | None = None) -> list[str]:
     """Return every violation of the invariants, each a sentence; an empty list when all hold.
 
     Checked: every sample is in exactly one pack or in the untouched incomplete tail; no pack is over its capacity or
-    its cap of documents; ranks keep arrival order; all ranks have the same number of packs and none is empty; no
-    sample leaves its optimizer step; position p lies on rank `p % ranks`; work, bounds and digest are those of the
-    packs. It never raises on a wrong plan, however wrong.
+    its cap of documents; the order is that of arrival, or in a balanced plan a permutation of each step, and ranks keep
+    to it; all ranks have the same number of packs and none is empty; no sample leaves its optimizer step; position p
+    lies on rank `p % ranks`; no step has more packs or work than in arrival order; work, bounds and digest are those
+    of the packs. It never raises on a wrong plan, however wrong.
 
     Args:
         plan: the plan to judge.
         samples: the samples it was made from, in arrival order.
+        counts: the counts it was made with; without them the figures of expert work are not checked.
 
     >>> from pack_core import Topology, plan
     >>> samples = [Sample("a", 3), Sample("b", 4)]
@@ -34,7 +36,8 @@ def verify(plan: Plan, samples: Sequence[Sample]) -> list[str]:
         *_order(plan, samples),
         *_tail(plan, samples),
         *(sentence for number in range(len(plan.steps)) for sentence in _step(plan, samples, number)),
-        *_figures(plan, samples),
+        *_figures(plan, samples, counts),
+        *_guard(plan),
     ]
 
 
@@ -75,7 +78,8 @@ def _order(plan: Plan, samples: Sequence[Sample]) -> Iterator[str]:
         if index not in held:
             yield f"{_name(samples, index)} is not in the order"
     for position, index in enumerate(plan.order):
-        if index != position:
+        step = position // max(plan.step_samples, 1)
+        if index != position and (plan.pack_order == "arrival" or step >= len(plan.steps)):
             yield (
                 f"the order is not arrival order: position {position} holds {_name(samples, index)}, "
                 f"where {_name(samples, position)} arrived"
@@ -155,11 +159,28 @@ def _columns(plan: Plan, samples: Sequence[Sample], number: int) -> Iterator[str
             before = max(before, position)
 
 
-def _figures(plan: Plan, samples: Sequence[Sample]) -> Iterator[str]:
-    if len(plan.work) != len(plan.steps) or len(plan.bounds) != len(plan.steps):
-        yield f"there are {len(plan.steps)} steps, {len(plan.work)} works and {len(plan.bounds)} bounds"
+def _guard(plan: Plan) -> Iterator[str]:
+    """What a reordered step may never do: take more packs or more work than in arrival order."""
+    for number, (before, after) in enumerate(zip(plan.arrival, plan.work, strict=False)):
+        for name in ("packs_per_rank", "critical_work_proxy", "attention_token_work", "attention_pair_work"):
+            was, now = getattr(before, name), getattr(after, name)
+            if was is not None and now is not None and now > was:
+                yield f"step {number} has {name} {now} but {was} in arrival order"
+        if plan.pack_order == "arrival" and before != after:
+            yield f"step {number} claims other work in arrival order than planned, but nothing was reordered"
+
+
+def _figures(plan: Plan, samples: Sequence[Sample], counts: DispatchCounts | None) -> Iterator[str]:
+    figures = (plan.work, plan.arrival, plan.bounds)
+    if any(len(one) != len(plan.steps) for one in figures):
+        yield (
+            f"there are {len(plan.steps)} steps, {len(plan.work)} works, {len(plan.arrival)} works in arrival order "
+            f"and {len(plan.bounds)} bounds"
+        )
     for number, step in enumerate(plan.steps):
         claims = [*_work(plan, samples, number, step), *_bounds(plan, samples, number)]
+        if counts is not None and counts.samples == len(samples):
+            claims += _expert_work(plan, counts, number, step)
         for name, claimed, true in claims:
             if claimed != true:
                 yield f"step {number} claims {name} {claimed} but its packs give {true}"
@@ -202,6 +223,37 @@ def _bounds(plan: Plan, samples: Sequence[Sample], number: int) -> list[_Claim]:
         ("least packs_per_rank", said.packs_per_rank, _ceil(sum(lengths), ranks * max(plan.capacity, 1))),
         ("least attention_token_work", said.attention_token_work, max(_ceil(sum(lengths), ranks), *lengths)),
         ("least attention_pair_work", said.attention_pair_work, max(_ceil(sum(squares), ranks), *squares)),
+    ]
+
+
+def _expert_work(plan: Plan, counts: DispatchCounts, number: int, step: Schedule) -> list[_Claim]:
+    """Expert figures, added up sample by sample; counts per expert go to owners of equal, neighbouring shares."""
+    places, share = plan.topology.expert_parallel, max(counts.places // plan.topology.expert_parallel, 1)
+    loads: Counter[tuple[int, int, int, int]] = Counter()
+    for rank, packs in enumerate(step.packs):
+        for p, index in ((p, index) for p, one in enumerate(packs) for index in one if 0 <= index < counts.samples):
+            for at, times in enumerate(counts.of(index)):
+                layer, place = divmod(at, counts.places)
+                loads[rank // places, p, layer, place // share] += times
+    replicas, depth = range(plan.topology.replicas), range(len(counts.layers))
+    packs_of = range(max((len(packs) for packs in step.packs), default=0))
+    peaks = {
+        (g, p): [max(loads[g, p, layer, d] for d in range(places)) for layer in depth]
+        for g in replicas
+        for p in packs_of
+    }
+    work = sum(max(peaks[g, p][layer] for g in replicas) for p in packs_of for layer in depth)
+    totals = Counter[tuple[int, int]]()
+    for (g, p, _, _), times in loads.items():
+        totals[g, p] += times
+    skews = [sum(peaks[one]) * places / totals[one] if totals[one] else 1.0 for one in peaks]
+    if number >= len(plan.work) or not skews:
+        return []
+    said = plan.work[number]
+    return [
+        ("critical_work_proxy", said.critical_work_proxy or 0, work),
+        ("max_slot_assignments", said.max_slot_assignments or 0, max(loads.values(), default=0)),
+        ("skew_max", said.skew_max or 0.0, max(skews)),
     ]
 
 

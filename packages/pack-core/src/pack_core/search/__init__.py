@@ -1,0 +1,1 @@
+"""The search for a better order of one optimizer step."""

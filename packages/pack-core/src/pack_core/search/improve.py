@@ -1,0 +1,169 @@
+"""One optimizer step: the constructed orders, the best of them as a baseline, and the search from there."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import attrs
+
+from pack_core.errors import PackError
+from pack_core.kernels import choose_kernels
+from pack_core.kernels.loads import Loads, load_maker
+from pack_core.search.construct import by_experts, by_length
+from pack_core.search.guard import Standing, standing, worse
+from pack_core.search.layout import Layout, Rules
+from pack_core.search.objective import Objective
+from pack_core.search.priced import Limits, PricedSearch
+from pack_core.types import Search, SearchTrace, Topology
+
+#: Starts the clock of one search and returns what says, given the attempts so far, whether it is over.
+Watch = Callable[[], Callable[[int], bool]]
+
+
+@attrs.frozen
+class Block:
+    """The samples of one optimizer step, in arrival order.
+
+    `counts` are `[samples, layers, destinations]`, flat; `destinations` is 1 and `counts` empty without routes.
+    `bounds` are those of expert, token and pair work.
+    """
+
+    lengths: Sequence[int]
+    counts: "array[int]"
+    destinations: int
+    rules: Rules
+    bounds: tuple[int, int, int]
+
+
+@attrs.frozen
+class _Candidate:
+    name: str
+    order: tuple[int, ...]
+    standing: Standing
+    value: int
+
+
+def improve(
+    block: Block,
+    search: Search,
+    *,
+    seed: int,
+    watch: Watch,
+) -> SearchTrace:
+    """Return the best order found for a step and how it was found.
+
+    Args:
+        block: the step.
+        search: what to do.
+        seed: of the random numbers.
+        watch: starts the clock, once the search begins, and returns whether the allowance is over; it is asked between
+            batches, with the attempts so far.
+    """
+    if search.method == "reference":
+        return _as_reference(block, search, seed, watch())
+    make = load_maker(block.counts, len(block.lengths), block.destinations, search.kernels)
+    candidates, objective = _candidates(block, make)
+    baseline = _baseline(candidates, search)
+    priced = PricedSearch(
+        block.lengths,
+        block.rules,
+        make,
+        objective,
+        (baseline.order, baseline.standing),
+        Limits(search.proposals, block.bounds, watch()),
+        seed,
+        search.max_slot_assignments,
+    )
+    for start in _starts(candidates, baseline):
+        priced.run(start.order)
+        if priced.stop != "stagnation":
+            break
+    return SearchTrace(
+        method=search.method,
+        seed=seed,
+        baseline=baseline.name,
+        attempts=priced.attempts,
+        proposals=priced.proposals,
+        screened=dict(priced.screened),
+        estimated=priced.estimated,
+        accepted=dict(priced.accepted),
+        rejections=dict(priced.rejections),
+        paths=dict(priced.paths),
+        stop=priced.stop,
+        order=priced.best[0],
+    )
+
+
+def _as_reference(block: Block, search: Search, seed: int, expired: Callable[[int], bool]) -> SearchTrace:
+    if not block.counts:
+        raise PackError("search method 'reference' needs counts of routed experts; give counts or use 'priced'")
+    choose_kernels("numpy")  # says what to install where it is missing
+    from pack_core.search.reference.loop import counts_table, reference_search
+
+    asked = count()
+    found = reference_search(
+        block.lengths,
+        counts_table(block.counts, len(block.lengths), block.destinations),
+        topology=Topology(block.rules.ranks, block.destinations),
+        capacity=block.rules.capacity,
+        equalize=block.rules.equalize,
+        proposals=search.proposals,
+        expired=lambda: expired(next(asked)),
+        seed=seed,
+        max_documents=block.rules.max_documents,
+    )
+    return SearchTrace(
+        method="reference",
+        seed=seed,
+        baseline="reference",
+        attempts=found.iterations,
+        proposals=found.proposals,
+        screened={"seen": found.iterations - found.proposals},
+        estimated=0,
+        accepted={"reference": found.accepted},
+        rejections=found.guard_rejections_by_metric,
+        paths={"fixed": found.fixed, "columns": found.columns, "global": found.global_repack},
+        stop=found.stop,
+        order=found.order,
+    )
+
+
+def _candidates(block: Block, make: Callable[[Layout], Loads]) -> tuple[list[_Candidate], Objective]:
+    """Arrival order first, then the constructed ones."""
+    orders = {"arrival": list(range(len(block.lengths))), "length": by_length(block.lengths, block.rules)}
+    if block.counts:
+        width = len(block.counts) // len(block.lengths)
+        rows = [block.counts[at : at + width] for at in range(0, len(block.counts), width)]
+        orders["expert"] = by_experts(block.lengths, rows, block.destinations, block.rules)
+    found = []
+    for name, order in orders.items():
+        layout = Layout(order, block.lengths, block.rules)
+        found.append((name, layout.order(), standing(layout, make(layout))))
+    _, _, (_, expert, _, _, _, token, pair) = found[0]
+    objective = Objective(expert, token, pair)
+    return [_Candidate(*one, objective.value(one[2][1], one[2][5], one[2][6])) for one in found], objective
+
+
+def _baseline(candidates: Sequence[_Candidate], search: Search) -> _Candidate:
+    """The order that the chosen one must keep to: the fewest packs, then the lowest objective.
+
+    None that makes the pack count or a work of arrival order worse; under the guard `"reference"`, none that makes any
+    guarded figure worse. A plan with fewer, fuller packs always has a larger load in each dispatch: holding that to
+    arrival order would refuse every one.
+    """
+    arrival = candidates[0]
+    works = {"packs_per_rank", "critical_work_proxy", "attention_token_work", "attention_pair_work"}
+    fit = [arrival]
+    for candidate in candidates[1:]:
+        refused = set(worse(candidate.standing, arrival.standing))
+        over = search.max_slot_assignments is not None and candidate.standing[4] > search.max_slot_assignments
+        if not over and not (refused if search.guard == "reference" else refused & works):
+            fit.append(candidate)
+    return min(fit, key=lambda candidate: (candidate.standing[0], candidate.value))
+
+
+def _starts(candidates: Sequence[_Candidate], baseline: _Candidate) -> list[_Candidate]:
+    """Where to search from: the best order constructed, the baseline, arrival; none that needs more packs."""
+    best = min(candidates, key=lambda candidate: (candidate.standing[0], candidate.value))
+    starts = {one.order: one for one in (best, baseline, candidates[0]) if one.standing[0] <= baseline.standing[0]}
+    return list(starts.values())
