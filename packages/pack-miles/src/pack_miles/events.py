@@ -68,10 +68,18 @@ class Rollout(Line, frozen=True, kw_only=True):
 
 
 class Plan(Line, frozen=True, kw_only=True):
-    """The plan of one collection with all its inputs, as `pack_core.record` gives it; `step` as in `Rollout`."""
+    """The plan of one collection with all its inputs, as `pack_core.record` gives it; `step` as in `Rollout`.
+
+    Loads are expert choices, summed over the counted layers, for each update of the collection:
+    `[updates][replicas][packs][destinations]`; None where routes are not known. Counts are not seconds.
+    """
 
     rollout_id: Count
     record: dict[str, Any]
+    counting_seconds: Amount = 0.0
+    planning_seconds: Amount = 0.0
+    loads_before: list[list[list[list[Count]]]] | None = None
+    loads_after: list[list[list[list[Count]]]] | None = None
 
     @property
     def update(self) -> int:
@@ -95,6 +103,26 @@ class Packing(Line, frozen=True, kw_only=True):
     token_budget: Positive
     fill_fraction: Amount
     samples_per_pack: Amount
+
+
+class ExpertBalance(Line, frozen=True, kw_only=True):
+    """What the routers of one update executed, counted by the trainer itself and gathered on rank 0.
+
+    `step` is that update. Names and meanings are those of `pack_core.Work`. `mismatched_layers` are the counted layers
+    whose loads differ from the plan's in any dispatch: none, with replayed routes.
+    """
+
+    rollout_id: Count
+    plan_digest: str
+    layers: list[Count]
+    routed_layers: Count
+    packs_per_rank: Positive
+    dispatches: Positive
+    skew_mean: Amount
+    skew_max: Amount
+    max_slot_assignments: Count
+    critical_work_proxy: Count
+    mismatched_layers: list[Count]
 
 
 class ScoreTiming(Line, frozen=True, kw_only=True):
@@ -231,6 +259,7 @@ Event = (
     | Rollout
     | Plan
     | Packing
+    | ExpertBalance
     | ScoreTiming
     | Scores
     | ScoringCheck
