@@ -1,12 +1,13 @@
 """What the number crunching of the search must offer, whatever it is written in."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
 
 from pack_core.kernels import choose_kernels
+from pack_core.search.construct import Growth
 from pack_core.search.layout import Change, Layout
 
 #: The estimate of a swap that cannot be: above every real one.
@@ -73,15 +74,24 @@ class Loads(Protocol):
         ...
 
 
-def load_maker(counts: "array[int]", samples: int, destinations: int, kernels: str | None) -> Callable[[Layout], Loads]:
-    """Return what makes the expert loads of a layout from counts `[samples, layers, destinations]`, flat."""
-    width = len(counts) // samples
+class Kernel(Protocol):
+    """The counts of one optimizer step, and what is computed from them."""
+
+    def loads(self, layout: Layout) -> Loads:
+        """Return the loads of a layout."""
+        ...
+
+    def growth(self, replicas: int) -> Growth:
+        """Return empty replicas to deal samples to."""
+        ...
+
+
+def kernel_of(counts: "array[int]", samples: int, destinations: int, kernels: str | None) -> Kernel:
+    """Return the kernel over counts `[samples, layers, destinations]`, flat."""
     if choose_kernels(kernels) == "numpy":
         from pack_core.kernels import loads_numpy
 
-        table = loads_numpy.table(counts, samples, destinations)
-        return lambda layout: loads_numpy.NumpyLoads(table, layout)
-    from pack_core.kernels.loads_python import PythonLoads
+        return loads_numpy.NumpyKernel(counts, samples, destinations)
+    from pack_core.kernels import loads_python
 
-    rows = [counts[at * width : (at + 1) * width].tolist() for at in range(samples)]
-    return lambda layout: PythonLoads(rows, destinations, layout)
+    return loads_python.PythonKernel(counts, samples, destinations)

@@ -10,13 +10,53 @@ from pack_core.kernels.loads import FAR, Figures, Weights
 from pack_core.search.layout import Change, Layout
 
 Whole = NDArray[np.int64]
+Counts = NDArray[np.int32] | NDArray[np.int64]
 
 
-def table(counts: "array[int]", samples: int, destinations: int) -> NDArray[np.int32] | Whole:
-    """Return counts `[samples, layers, destinations]` with the layers last, in 32 bits where no sum is wider."""
-    wide = np.asarray(counts).reshape(samples, len(counts) // samples // destinations, destinations).transpose(0, 2, 1)
-    narrow = int(wide.sum(dtype=np.int64)) < 2**31
-    return np.ascontiguousarray(wide, np.int32) if narrow else np.ascontiguousarray(wide, np.int64)
+class NumpyKernel:
+    """Counts as `[samples, destinations, layers]`, in 32 bits where no sum is wider."""
+
+    def __init__(self, counts: "array[int]", samples: int, destinations: int) -> None:
+        """Copy the counts, layers last."""
+        wide = np.asarray(counts).reshape(samples, len(counts) // samples // destinations, destinations)
+        narrow = int(wide.sum(dtype=np.int64)) < 2**31
+        last = wide.transpose(0, 2, 1)
+        self._table: Counts = np.ascontiguousarray(last, np.int32) if narrow else np.ascontiguousarray(last, np.int64)
+        self._by_place = self._table.transpose(2, 1, 0).copy()
+
+    def loads(self, layout: Layout) -> "NumpyLoads":
+        """Return the loads of a layout."""
+        return NumpyLoads(self._table, self._by_place, layout)
+
+    def growth(self, replicas: int) -> "NumpyGrowth":
+        """Return empty replicas to deal samples to."""
+        return NumpyGrowth(self._table, replicas)
+
+
+class NumpyGrowth:
+    """See `pack_core.search.construct.Growth`."""
+
+    def __init__(self, table: Counts, replicas: int) -> None:
+        """Start with nothing dealt."""
+        self._table = table
+        self._loads = np.zeros((replicas, *table.shape[1:]), table.dtype)
+        self._peaks = [0] * replicas
+        every = table.max(axis=1).sum(axis=1, dtype=np.int64) * table.shape[1] - table.sum(axis=(1, 2), dtype=np.int64)
+        self._unevenness: list[int] = every.tolist()
+
+    def unevenness(self, sample: int) -> int:
+        """Return by how much the largest destinations of a sample, times their number, exceed all it brings."""
+        return self._unevenness[sample]
+
+    def of(self, replica: int, sample: int) -> int:
+        """Return by how much a sample would raise the largest loads of a replica, summed over layers."""
+        raised = self._loads[replica] + self._table[sample]
+        return int(raised.max(axis=0).sum(dtype=np.int64)) - self._peaks[replica]
+
+    def add(self, replica: int, sample: int) -> None:
+        """Give a sample to a replica."""
+        self._loads[replica] += self._table[sample]
+        self._peaks[replica] = int(self._loads[replica].max(axis=0).sum(dtype=np.int64))
 
 
 class NumpyLoads:
@@ -24,12 +64,13 @@ class NumpyLoads:
 
     Args:
         counts: `[samples, destinations, layers]`: layers last, so that the largest destination is found along them.
+        by_place: the same as `[layers, destinations, samples]`: what all samples bring to one place lies together.
         layout: the packs; each replica holds `destinations` neighbouring ranks.
     """
 
-    def __init__(self, counts: NDArray[np.int32] | Whole, layout: Layout) -> None:
+    def __init__(self, counts: Counts, by_place: Counts, layout: Layout) -> None:
         """Add up the loads of the layout."""
-        self._counts = counts
+        self._counts, self._by_place = counts, by_place
         samples, self._destinations, layers = counts.shape
         self._replicas = layout.rules.ranks // self._destinations
         self._lengths = np.asarray(layout.lengths, np.int64)
@@ -40,6 +81,7 @@ class NumpyLoads:
         self._others = np.zeros_like(self._peaks)
         self._pack_work = np.zeros(layout.packs, np.int64)
         self._prices = np.zeros((self._replicas, layout.packs, samples), np.int64)
+        self._hot = np.full((layout.packs, layers), -1)
         for p in range(layout.packs):
             self._settle(p)
 
@@ -150,9 +192,9 @@ class NumpyLoads:
             work += int(rows.max(axis=0).sum(dtype=np.int64)) - int(self._pack_work[pack])
         return work
 
-    def _moved(self, changes: Sequence[Change]) -> dict[tuple[int, int], NDArray[np.int32] | Whole]:
+    def _moved(self, changes: Sequence[Change]) -> dict[tuple[int, int], Counts]:
         """The loads of the dispatches that the changes touch."""
-        moved: dict[tuple[int, int], NDArray[np.int32] | Whole] = {}
+        moved: dict[tuple[int, int], Counts] = {}
         for rank, p, removed, added in changes:
             where = (rank // self._destinations, p)
             load = moved.get(where)
@@ -172,13 +214,18 @@ class NumpyLoads:
         if self._replicas > 1:
             second = np.partition(peaks, -2, axis=0)[-2]
             self._others[:, p] = np.where((peaks == top) & (second < top), second, top)
-        places, layers = np.nonzero(peaks == top)
-        hot = np.full(peaks.shape[1], self._replicas)
-        np.minimum.at(hot, layers, places)
-        for replica in range(self._replicas):
-            chosen = np.flatnonzero(hot == replica)
-            at = self._loads[replica, p][:, chosen].argmax(axis=0)
-            self._prices[replica, p] = self._counts[:, at, chosen].sum(axis=1, dtype=np.int64)
+        # Only layers whose most loaded place is another one change the prices.
+        replicas = (peaks == top).argmax(axis=0)
+        layers = np.arange(len(top))
+        hot = replicas * self._destinations + self._loads[replicas, p, :, layers].argmax(axis=1)
+        (changed,) = np.nonzero(hot != self._hot[p])
+        for places, sign in ((self._hot[p, changed], -1), (hot[changed], 1)):
+            for replica in np.unique(places // self._destinations).tolist():
+                here = places // self._destinations == replica
+                if replica >= 0:
+                    rows = self._by_place[changed[here], places[here] % self._destinations]
+                    self._prices[replica, p] += sign * rows.sum(axis=0, dtype=np.int64)
+        self._hot[p] = hot
 
 
 def _is_exchange(changes: Sequence[Change]) -> bool:

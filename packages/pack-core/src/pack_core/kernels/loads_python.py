@@ -1,5 +1,6 @@
 """Expert loads of one layout in plain Python: the obvious one, always there, equal to the last index to NumPy's."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from operator import add, itemgetter, sub
 
@@ -7,6 +8,51 @@ from pack_core.kernels.loads import FAR, Figures, Weights
 from pack_core.search.layout import Change, Layout
 
 _Rows = dict[tuple[int, int], list[int]]
+
+
+class PythonKernel:
+    """Counts `[samples, layers, destinations]` as one list a sample."""
+
+    def __init__(self, counts: "array[int]", samples: int, destinations: int) -> None:
+        """Take the counts apart."""
+        width = len(counts) // samples
+        self._rows = [counts[at * width : (at + 1) * width].tolist() for at in range(samples)]
+        self._destinations = destinations
+
+    def loads(self, layout: Layout) -> "PythonLoads":
+        """Return the loads of a layout."""
+        return PythonLoads(self._rows, self._destinations, layout)
+
+    def growth(self, replicas: int) -> "PythonGrowth":
+        """Return empty replicas to deal samples to."""
+        return PythonGrowth(self._rows, self._destinations, replicas)
+
+
+class PythonGrowth:
+    """See `pack_core.search.construct.Growth`."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], destinations: int, replicas: int) -> None:
+        """Start with nothing dealt."""
+        self._rows, self._destinations = rows, destinations
+        self._loads = [[0] * len(rows[0]) for _ in range(replicas)]
+        self._peaks = [0] * replicas
+
+    def unevenness(self, sample: int) -> int:
+        """Return by how much the largest destinations of a sample, times their number, exceed all it brings."""
+        row = self._rows[sample]
+        return self._peak(row) * self._destinations - sum(row)
+
+    def of(self, replica: int, sample: int) -> int:
+        """Return by how much a sample would raise the largest loads of a replica, summed over layers."""
+        return self._peak(list(map(add, self._loads[replica], self._rows[sample]))) - self._peaks[replica]
+
+    def add(self, replica: int, sample: int) -> None:
+        """Give a sample to a replica."""
+        self._loads[replica] = list(map(add, self._loads[replica], self._rows[sample]))
+        self._peaks[replica] = self._peak(self._loads[replica])
+
+    def _peak(self, load: Sequence[int]) -> int:
+        return sum(_largest(load, self._destinations))
 
 
 class PythonLoads:
@@ -29,7 +75,7 @@ class PythonLoads:
                 ranks = range(replica * destinations, (replica + 1) * destinations)
                 held = [counts[index] for rank in ranks for index in layout.members(rank, p)]
                 self._loads[replica, p] = [sum(column) for column in zip(*held, strict=True)] or [0] * width
-        self._peaks = {where: self._largest(load) for where, load in self._loads.items()}
+        self._peaks = {where: _largest(load, self._destinations) for where, load in self._loads.items()}
         self._pack_work = [self._work_of(p, {}) for p in range(layout.packs)]
         self._prices: dict[tuple[int, int], list[int]] = {}
         for p in range(layout.packs):
@@ -48,7 +94,7 @@ class PythonLoads:
         """Carry out the changes of one swap."""
         moved = self._moved(changes)
         self._loads.update(moved)
-        self._peaks.update({where: self._largest(load) for where, load in moved.items()})
+        self._peaks.update({where: _largest(load, self._destinations) for where, load in moved.items()})
         for p in {p for _, p in moved}:
             self._pack_work[p] = self._work_of(p, {})
             self._price(p)
@@ -89,7 +135,7 @@ class PythonLoads:
 
     def _score(self, changes: Sequence[Change]) -> int:
         moved = self._moved(changes)
-        peaks = {where: self._largest(load) for where, load in moved.items()}
+        peaks = {where: _largest(load, self._destinations) for where, load in moved.items()}
         return self.work + sum(self._work_of(p, peaks) - self._pack_work[p] for p in {p for _, p in moved})
 
     def _moved(self, changes: Sequence[Change]) -> _Rows:
@@ -104,11 +150,6 @@ class PythonLoads:
                 load = map(add, load, self._counts[index])
             moved[where] = list(load)
         return moved
-
-    def _largest(self, load: Sequence[int]) -> list[int]:
-        """The most loaded destination of each layer."""
-        size = self._destinations
-        return list(load) if size == 1 else list(map(max, *(load[d::size] for d in range(size))))
 
     def _work_of(self, p: int, peaks: Mapping[tuple[int, int], list[int]]) -> int:
         rows = [peaks.get((g, p), self._peaks[g, p]) for g in range(self._replicas)]
@@ -159,6 +200,13 @@ class _Estimator:
             pair += max(other_squares[q][b], layout.squares[q][b] - squared) - most_squares[q]
             result.append(expert * weights.expert + token * weights.token + pair * weights.pair)
         return result
+
+
+def _largest(load: Sequence[int], destinations: int) -> list[int]:
+    """The most loaded destination of each layer."""
+    if destinations == 1:
+        return list(load)
+    return list(map(max, *(load[d::destinations] for d in range(destinations))))
 
 
 def _taken(counts: Sequence[Sequence[int]], places: Sequence[int]) -> list[int]:

@@ -1,11 +1,26 @@
 """Orders made at once, from lengths and counts: what a search starts from and has to beat."""
 
 from collections.abc import Sequence
-from operator import add
+from typing import Protocol
 
 from pack_core.search.layout import Rules
 
-Counts = Sequence[Sequence[int]]
+
+class Growth(Protocol):
+    """The expert loads of replicas that samples are dealt to one by one."""
+
+    def unevenness(self, sample: int) -> int:
+        """Return by how much the largest destinations of a sample, times their number, exceed all it brings."""
+        ...
+
+    def of(self, replica: int, sample: int) -> int:
+        """Return by how much a sample would raise the largest loads of a replica, summed over layers."""
+        ...
+
+    def add(self, replica: int, sample: int) -> None:
+        """Give a sample to a replica."""
+        ...
+
 
 #: How many of the lightest replicas the expert-aware order tries for each sample.
 _TRIED = 4
@@ -30,7 +45,7 @@ def by_length(lengths: Sequence[int], rules: Rules) -> list[int]:
     return _interleaved([_aligned(column, lengths, rules) for column in columns])
 
 
-def by_experts(lengths: Sequence[int], counts: Counts, destinations: int, rules: Rules) -> list[int]:
+def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, rules: Rules) -> list[int]:
     """Return an order like `by_length`, whose deals also even out which destinations a replica needs.
 
     Within a deal, the sample whose destinations are most uneven chooses first: of the replicas with a free rank (the
@@ -39,25 +54,21 @@ def by_experts(lengths: Sequence[int], counts: Counts, destinations: int, rules:
 
     Args:
         lengths: tokens of each sample.
-        counts: `[samples]` rows of `[layers * destinations]`.
+        growth: what a sample adds to the loads of a replica.
         destinations: ranks of a replica.
         rules: the ranks and their limits.
     """
-    replicas = rules.ranks // destinations
-    unevenness = [_peak(row, destinations) * destinations - sum(row) for row in counts]
-    loads = [[0] * len(counts[0]) for _ in range(replicas)]
-    tokens, peaks = [0] * rules.ranks, [0] * replicas
+    replicas = range(rules.ranks // destinations)
+    tokens, carried = [0] * rules.ranks, [0] * len(replicas)
     columns: list[list[int]] = [[] for _ in range(rules.ranks)]
     for deal in _deals(lengths, rules.ranks):
-        held: list[list[int]] = [[] for _ in range(replicas)]
-        for index in sorted(deal, key=lambda index: (-unevenness[index], index)):
-            free = [g for g in range(replicas) if len(held[g]) < destinations]
-            totals = {g: sum(tokens[g * destinations : (g + 1) * destinations]) for g in free}
-            tried = sorted(free, key=lambda g: (totals[g] + sum(lengths[i] for i in held[g]), g))[:_TRIED]
-            raised = {g: list(map(add, loads[g], counts[index])) for g in tried}
-            chosen = min(tried, key=lambda g: (_peak(raised[g], destinations) - peaks[g], g))
-            loads[chosen], peaks[chosen] = raised[chosen], _peak(raised[chosen], destinations)
+        held: list[list[int]] = [[] for _ in replicas]
+        for index in sorted(deal, key=lambda index: (-growth.unevenness(index), index)):
+            free = sorted((g for g in replicas if len(held[g]) < destinations), key=lambda g: (carried[g], g))
+            chosen = min(free[:_TRIED], key=lambda g: (growth.of(g, index), g))
+            growth.add(chosen, index)
             held[chosen].append(index)
+            carried[chosen] += lengths[index]
         for g, members in enumerate(held):
             ranks = range(g * destinations, (g + 1) * destinations)
             lightest = sorted(ranks, key=lambda rank: (tokens[rank], rank))
@@ -72,10 +83,6 @@ def _deals(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """The samples, longest first, `ranks` at a time."""
     longest = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     return [longest[start : start + ranks] for start in range(0, len(longest), ranks)]
-
-
-def _peak(load: Sequence[int], destinations: int) -> int:
-    return sum(map(max, *(load[d::destinations] for d in range(destinations)))) if destinations > 1 else sum(load)
 
 
 def _aligned(column: Sequence[int], lengths: Sequence[int], rules: Rules) -> list[int]:

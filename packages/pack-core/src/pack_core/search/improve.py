@@ -8,7 +8,7 @@ import attrs
 
 from pack_core.errors import PackError
 from pack_core.kernels import choose_kernels
-from pack_core.kernels.loads import Loads, load_maker
+from pack_core.kernels.loads import Kernel, kernel_of
 from pack_core.search.construct import by_experts, by_length
 from pack_core.search.guard import Standing, standing, worse
 from pack_core.search.layout import Layout, Rules
@@ -61,13 +61,13 @@ def improve(
     """
     if search.method == "reference":
         return _as_reference(block, search, seed, watch())
-    make = load_maker(block.counts, len(block.lengths), block.destinations, search.kernels)
-    candidates, objective = _candidates(block, make)
+    kernel = kernel_of(block.counts, len(block.lengths), block.destinations, search.kernels)
+    candidates, objective = _candidates(block, kernel)
     baseline = _baseline(candidates, search)
     priced = PricedSearch(
         block.lengths,
         block.rules,
-        make,
+        kernel.loads,
         objective,
         (baseline.order, baseline.standing),
         Limits(search.proposals, block.bounds, watch()),
@@ -128,17 +128,16 @@ def _as_reference(block: Block, search: Search, seed: int, expired: Callable[[in
     )
 
 
-def _candidates(block: Block, make: Callable[[Layout], Loads]) -> tuple[list[_Candidate], Objective]:
+def _candidates(block: Block, kernel: Kernel) -> tuple[list[_Candidate], Objective]:
     """Arrival order first, then the constructed ones."""
     orders = {"arrival": list(range(len(block.lengths))), "length": by_length(block.lengths, block.rules)}
     if block.counts:
-        width = len(block.counts) // len(block.lengths)
-        rows = [block.counts[at : at + width] for at in range(0, len(block.counts), width)]
-        orders["expert"] = by_experts(block.lengths, rows, block.destinations, block.rules)
+        growth = kernel.growth(block.rules.ranks // block.destinations)
+        orders["expert"] = by_experts(block.lengths, growth, block.destinations, block.rules)
     found = []
     for name, order in orders.items():
         layout = Layout(order, block.lengths, block.rules)
-        found.append((name, layout.order(), standing(layout, make(layout))))
+        found.append((name, layout.order(), standing(layout, kernel.loads(layout))))
     _, _, (_, expert, _, _, _, token, pair) = found[0]
     objective = Objective(expert, token, pair)
     return [_Candidate(*one, objective.value(one[2][1], one[2][5], one[2][6])) for one in found], objective

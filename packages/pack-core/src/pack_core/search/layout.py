@@ -35,7 +35,7 @@ class Cut:
     needed: int
 
 
-@attrs.frozen
+@attrs.define(eq=False)  # not frozen, which would take a third of the time of weighing one
 class Swap:
     """Two samples that would change places, and what attention work would be.
 
@@ -175,21 +175,20 @@ class Layout:
     def _attention(self, first: int, second: int) -> tuple[int, int]:
         """Token and pair work after a swap between two ranks that moves no boundary."""
         a, b, p, q = self.rank_of[first], self.rank_of[second], self.pack_of[first], self.pack_of[second]
-        more = self.lengths[second] - self.lengths[first]
-        more_squared = more * (self.lengths[second] + self.lengths[first])
-        works = []
-        for work, rows, tops, change in (
-            (self.token_work, self.tokens, self._top_tokens, more),
-            (self.pair_work, self.squares, self._top_squares, more_squared),
-        ):
-            here, there = rows[p][a] + change, rows[q][b] - change
-            if p == q:
-                work += max(_largest(tops[p], a, b), here, there) - tops[p][0][0]
-            else:
-                work += max(_largest(tops[p], a, a), here) - tops[p][0][0]
-                work += max(_largest(tops[q], b, b), there) - tops[q][0][0]
-            works.append(work)
-        return works[0], works[1]
+        old, new = self.lengths[first], self.lengths[second]
+        more, squared = new - old, new * new - old * old
+        tokens, tokens_there = self.tokens[p][a] + more, self.tokens[q][b] - more
+        squares, squares_there = self.squares[p][a] + squared, self.squares[q][b] - squared
+        top, top_squares = self._top_tokens[p], self._top_squares[p]
+        token_work, pair_work = self.token_work - top[0][0], self.pair_work - top_squares[0][0]
+        if p == q:
+            token_work += max(_largest(top, a, b), tokens, tokens_there)
+            pair_work += max(_largest(top_squares, a, b), squares, squares_there)
+            return token_work, pair_work
+        there, there_squares = self._top_tokens[q], self._top_squares[q]
+        token_work += max(_largest(top, a, a), tokens) + max(_largest(there, b, b), tokens_there) - there[0][0]
+        pair_work += max(_largest(top_squares, a, a), squares) - there_squares[0][0]
+        return token_work, pair_work + max(_largest(there_squares, b, b), squares_there)
 
     def _recut(self, first: int, second: int) -> Swap | str:
         cuts = {rank: self._cut(column) for rank, column in self._swapped_columns(first, second).items()}
@@ -256,6 +255,6 @@ def _three_largest(row: Sequence[int]) -> Top:
 def _largest(top: Top, a: int, b: int) -> int:
     """The largest value of a rank that is neither, 0 if there is none."""
     for value, rank in top:
-        if rank not in (a, b):
+        if rank != a and rank != b:  # no tuple: a search asks this a million times
             return value
     return 0
