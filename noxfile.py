@@ -116,3 +116,12 @@ def bench(session: nox.Session) -> None:
     """Measure planning, batch building and packed against one-sample-a-row training."""
     session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"))
     session.run("python", "benchmarks/run.py", *session.posargs, env=os.environ | THREADS)
+
+
+@nox.session(default=False)
+def bench_balancing(session: nox.Session) -> None:
+    """Measure balanced planning beside peers' balancers and a judge that anneals."""
+    session.install("-q", *editable(["pack-core", "pack-torch"]), TORCH, "numba", "rich")
+    session.install("-q", "--no-deps", "miles-rl==0.0.2", "verl==0.9.1")  # one module of each is read
+    session.run("python", "benchmarks/balancing.py", *session.posargs, env=os.environ | THREADS)
+    session.run("python", "benchmarks/counting.py", env=os.environ | THREADS)

@@ -1,9 +1,12 @@
 """Orders made at once, from lengths and counts: what a search starts from and has to beat."""
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Protocol
 
 from pack_core.search.layout import Rules
+
+Columns = list[list[int]]
 
 
 class Growth(Protocol):
@@ -26,27 +29,26 @@ class Growth(Protocol):
 _TRIED = 4
 
 
-def by_length(lengths: Sequence[int], rules: Rules) -> list[int]:
-    """Return an order of equal sample counts, even tokens, and packs that meet packs of like square on other ranks.
+def by_length(lengths: Sequence[int], ranks: int) -> Columns:
+    """Return columns of equal sample counts and even tokens.
 
-    Samples are dealt longest first, `ranks` at a time, the longest of each deal to the rank with fewest tokens; then
-    every rank packs its samples by first-fit, longest first, and forwards its packs by falling sum of squares.
+    Samples are dealt longest first, `ranks` at a time, the longest of each deal to the rank with fewest tokens.
 
-    >>> by_length([1, 2, 3, 4], Rules(ranks=2, capacity=5, equalize="tokens", max_documents=None))
-    [3, 2, 0, 1]
+    >>> by_length([1, 2, 3, 4], ranks=2)
+    [[3, 0], [2, 1]]
     """
-    columns: list[list[int]] = [[] for _ in range(rules.ranks)]
-    tokens = [0] * rules.ranks
-    for deal in _deals(lengths, rules.ranks):
-        lightest = sorted(range(rules.ranks), key=lambda rank: (tokens[rank], rank))
+    columns: Columns = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for deal in _deals(lengths, ranks):
+        lightest = sorted(range(ranks), key=lambda rank: (tokens[rank], rank))
         for index, rank in zip(deal, lightest, strict=True):
             columns[rank].append(index)
             tokens[rank] += lengths[index]
-    return _interleaved([_aligned(column, lengths, rules) for column in columns])
+    return columns
 
 
-def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, rules: Rules) -> list[int]:
-    """Return an order like `by_length`, whose deals also even out which destinations a replica needs.
+def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, ranks: int) -> Columns:
+    """Return columns like those of `by_length`, whose deals also even out which destinations a replica needs.
 
     Within a deal, the sample whose destinations are most uneven chooses first: of the replicas with a free rank (the
     four with fewest tokens, where there are more) the one whose largest loads, summed over layers, it raises least.
@@ -56,12 +58,12 @@ def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, rules:
         lengths: tokens of each sample.
         growth: what a sample adds to the loads of a replica.
         destinations: ranks of a replica.
-        rules: the ranks and their limits.
+        ranks: how many there are.
     """
-    replicas = range(rules.ranks // destinations)
-    tokens, carried = [0] * rules.ranks, [0] * len(replicas)
-    columns: list[list[int]] = [[] for _ in range(rules.ranks)]
-    for deal in _deals(lengths, rules.ranks):
+    replicas = range(ranks // destinations)
+    tokens, carried = [0] * ranks, [0] * len(replicas)
+    columns: Columns = [[] for _ in range(ranks)]
+    for deal in _deals(lengths, ranks):
         held: list[list[int]] = [[] for _ in replicas]
         for index in sorted(deal, key=lambda index: (-growth.unevenness(index), index)):
             free = sorted((g for g in replicas if len(held[g]) < destinations), key=lambda g: (carried[g], g))
@@ -70,13 +72,13 @@ def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, rules:
             held[chosen].append(index)
             carried[chosen] += lengths[index]
         for g, members in enumerate(held):
-            ranks = range(g * destinations, (g + 1) * destinations)
-            lightest = sorted(ranks, key=lambda rank: (tokens[rank], rank))
+            own = range(g * destinations, (g + 1) * destinations)
+            lightest = sorted(own, key=lambda rank: (tokens[rank], rank))
             longest = sorted(members, key=lambda index: (-lengths[index], index))
             for index, rank in zip(longest, lightest, strict=True):
                 columns[rank].append(index)
                 tokens[rank] += lengths[index]
-    return _interleaved([_aligned(column, lengths, rules) for column in columns])
+    return columns
 
 
 def _deals(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -85,10 +87,40 @@ def _deals(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return [longest[start : start + ranks] for start in range(0, len(longest), ranks)]
 
 
-def _aligned(column: Sequence[int], lengths: Sequence[int], rules: Rules) -> list[int]:
-    """A rank's samples in packs: first-fit, longest first; the packs by falling sum of squares."""
-    most = len(column) if rules.max_documents is None else rules.max_documents
-    packs: list[list[int]] = []
+def full(columns: Columns, lengths: Sequence[int], rules: Rules) -> list[int]:
+    """Return the order in which every rank fills its packs: by first-fit, longest first.
+
+    Each rank forwards its packs by falling sum of squares, so that a pack meets packs of like cost on other ranks.
+
+    >>> full([[3, 0], [2, 1]], [1, 2, 3, 4], Rules(ranks=2, capacity=5, equalize="tokens", max_documents=None))
+    [3, 2, 0, 1]
+    """
+    return _aligned([_first_fit(column, lengths, rules) for column in columns], lengths)
+
+
+def level(columns: Columns, lengths: Sequence[int], rules: Rules) -> list[int]:
+    """Return the order in which every rank spreads its samples evenly over as many packs as the rank that needs most.
+
+    Longest first, each sample goes to the emptiest pack; a rank where one does not fit fills its packs as in `full`.
+    """
+    filled = [_first_fit(column, lengths, rules) for column in columns]
+    count = max(map(len, filled))
+    spread = [_spread(column, lengths, rules, count) for column in columns]
+    return _aligned([one or other for one, other in zip(spread, filled, strict=True)], lengths)
+
+
+def _aligned(packs: Sequence[Columns], lengths: Sequence[int]) -> list[int]:
+    """The order of all ranks' packs, each rank's by falling sum of squares."""
+    columns = []
+    for of_rank in packs:
+        costliest = sorted(of_rank, key=lambda pack: -sum(lengths[index] ** 2 for index in pack))
+        columns.append([index for pack in costliest for index in pack])
+    return [column[place] for place in range(len(columns[0])) for column in columns]
+
+
+def _first_fit(column: Sequence[int], lengths: Sequence[int], rules: Rules) -> Columns:
+    most = rules.max_documents or len(column)
+    packs: Columns = []
     room: list[int] = []
     for index in column:
         p = next((p for p, left in enumerate(room) if left >= lengths[index] and len(packs[p]) < most), len(packs))
@@ -97,10 +129,21 @@ def _aligned(column: Sequence[int], lengths: Sequence[int], rules: Rules) -> lis
             room.append(rules.capacity)
         packs[p].append(index)
         room[p] -= lengths[index]
-    packs.sort(key=lambda pack: -sum(lengths[index] ** 2 for index in pack))
-    return [index for pack in packs for index in pack]
+    return packs
 
 
-def _interleaved(columns: Sequence[Sequence[int]]) -> list[int]:
-    """The order whose position p is place `p // ranks` of rank `p % ranks`."""
-    return [column[place] for place in range(len(columns[0])) for column in columns]
+def _spread(column: Sequence[int], lengths: Sequence[int], rules: Rules, count: int) -> Columns | None:
+    """The samples in exactly `count` packs, none empty, or None where they do not fit."""
+    most = rules.max_documents or len(column)
+    packs: Columns = [[] for _ in range(count)]
+    emptiest = [(0, p) for p in range(count)]
+    for index in column:
+        tokens, p = heappop(emptiest)
+        if tokens + lengths[index] > rules.capacity:
+            return None
+        packs[p].append(index)
+        if len(packs[p]) < most:
+            heappush(emptiest, (tokens + lengths[index], p))
+        elif not emptiest:
+            break
+    return packs if sum(map(len, packs)) == len(column) and all(packs) else None

@@ -9,7 +9,7 @@ import attrs
 from pack_core.errors import PackError
 from pack_core.kernels import choose_kernels
 from pack_core.kernels.loads import Kernel, kernel_of
-from pack_core.search.construct import by_experts, by_length
+from pack_core.search.construct import by_experts, by_length, full, level
 from pack_core.search.guard import Standing, standing, worse
 from pack_core.search.layout import Layout, Rules
 from pack_core.search.objective import Objective
@@ -130,10 +130,15 @@ def _as_reference(block: Block, search: Search, seed: int, expired: Callable[[in
 
 def _candidates(block: Block, kernel: Kernel) -> tuple[list[_Candidate], Objective]:
     """Arrival order first, then the constructed ones."""
-    orders = {"arrival": list(range(len(block.lengths))), "length": by_length(block.lengths, block.rules)}
+    ranks = block.rules.ranks
+    dealt = {"length": by_length(block.lengths, ranks)}
     if block.counts:
-        growth = kernel.growth(block.rules.ranks // block.destinations)
-        orders["expert"] = by_experts(block.lengths, growth, block.destinations, block.rules)
+        growth = kernel.growth(ranks // block.destinations)
+        dealt["expert"] = by_experts(block.lengths, growth, block.destinations, ranks)
+    orders = {"arrival": list(range(len(block.lengths)))}
+    for name, columns in dealt.items():
+        orders[name] = full(columns, block.lengths, block.rules)
+        orders[f"{name}, level"] = level(columns, block.lengths, block.rules)
     found = []
     for name, order in orders.items():
         layout = Layout(order, block.lengths, block.rules)

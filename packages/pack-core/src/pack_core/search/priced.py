@@ -16,15 +16,16 @@ from pack_core.search.layout import Layout, Rules, Swap
 from pack_core.search.objective import Objective
 from pack_core.search.randomness import Randomness
 
-#: Attempts drawn and scored together: for each of twelve samples its best partner and its best of like length, and
-#: eight pairs at random. Part of the algorithm, not of a kernel: another number is another plan.
-_DONORS, _RANDOM = 12, 8
-BATCH = 2 * _DONORS + _RANDOM
-_KINDS = ("targeted", "near", "random")
+#: Attempts drawn together: for each of fourteen samples its best partner and its best of like length, and four pairs
+#: at random. The size belongs to the algorithm, not to a kernel: another one is another plan.
+_DONORS, _RANDOM = 14, 4
+_KINDS = ("targeted", "near")
 
-#: Attempts in a row without acceptance before the search is shaken, and without a new best before it ends.
-_PATIENCE, _STAGNATION = 64, 256
-_SHAKEN, _TIES = 3, 4
+#: Attempts without a new lowest objective after which the search goes back to the lowest and is shaken, and swaps
+#: scored without one after which it ends.
+_PATIENCE, _STAGNATION = 256, 256
+#: Swaps of a shake, ties of a batch looked at closely, attempts for which a swap that went uphill is not undone.
+_SHAKEN, _TIES, _TABU = 3, 4, 320
 
 
 @attrs.frozen
@@ -61,6 +62,7 @@ class PricedSearch:
         self._random = Randomness(seed)
         self._baseline, self.best = baseline[1], baseline
         self._best_value = self._value_of(baseline[1])
+        self._tabu: dict[tuple[int, int], int] = {}
         self._near = _neighbours(lengths)
         self.attempts = self.proposals = self.estimated = 0
         self.screened: Counter[str] = Counter()
@@ -76,18 +78,16 @@ class PricedSearch:
         home, lowest, still, idle = self._layout.order(), self._value, 0, 0
         while not self._ended(idle):
             if still >= _PATIENCE:
-                if self._value > lowest:
-                    self._enter(home)
-                still = 0
+                self._enter(home)
                 self._shake()
+                still = 0
             drawn, scored = self.attempts, self.proposals
-            taken = self._batch()
-            still = 0 if taken else still + self.attempts - drawn
+            self._batch()
+            still += self.attempts - drawn
             idle += max(self.proposals - scored, 1)
-            if taken:
-                self._offer()
+            self._offer()
             if self._value < lowest:
-                home, lowest, idle = self._layout.order(), self._value, 0
+                home, lowest, still, idle = self._layout.order(), self._value, 0, 0
 
     def _enter(self, order: Sequence[int]) -> None:
         self._layout = Layout(order, self._lengths, self._rules)
@@ -112,8 +112,8 @@ class PricedSearch:
             return False
         return True
 
-    def _batch(self) -> bool:
-        """Draw, score and decide one batch; return whether anything was taken."""
+    def _batch(self) -> None:
+        """Draw, score and decide one batch."""
         swaps = self._weighed(self._drawn())
         works = self._works([swap for swap, _ in swaps])
         self.proposals += len(swaps)
@@ -125,8 +125,8 @@ class PricedSearch:
         lower = [number for number in ranked if values[number] < self._value]
         if lower:
             self._take(swaps, works, lower)
-            return True
-        return self._creep([pair for pair, value in zip(swaps, values, strict=True) if value == self._value])
+        elif not self._creep([pair for pair, value in zip(swaps, values, strict=True) if value == self._value]):
+            self._climb([(swaps[number][0], works[number]) for number in ranked[:1]])
 
     def _drawn(self) -> list[tuple[int, int, str]]:
         """The next attempts, as pairs of samples with their kind."""
@@ -155,7 +155,8 @@ class PricedSearch:
                 self.screened["no_partner"] += 1
                 continue
             pair = (min(first, second), max(first, second))
-            swap = "seen" if pair in self._seen else self._layout.weigh(*pair)
+            known = pair in self._seen or self._tabu.get(pair, 0) > self.attempts
+            swap = "seen" if known else self._layout.weigh(*pair)
             self._seen.add(pair)
             if isinstance(swap, str):
                 self.screened[swap] += 1
@@ -164,30 +165,38 @@ class PricedSearch:
         return swaps
 
     def _take(self, swaps: Sequence[tuple[Swap, str]], works: Sequence[int], ranked: Sequence[int]) -> None:
-        """Carry out the best swap and, after it, those that touch other packs: their savings add up."""
+        """Carry out the best swap and, after it, what still lowers the objective of the others.
+
+        Savings in other packs add up; a swap that shares a pack with one taken is scored again.
+        """
         scored_at, touched = self._expert_work, set[int]()
         for number in ranked:
             (swap, kind), work = swaps[number], works[number]
             if swap.layout is not None:
-                if touched:
-                    continue
-                self._enter(swap.layout.order())
-                self.accepted[kind] += 1
-                return
-            packs = {p for _, p, _, _ in swap.changes}
+                if not touched:
+                    self._enter(swap.layout.order())
+                    self.accepted[kind] += 1
+                    return
+                continue
             if touched:
-                again = self._layout.weigh(swap.first, swap.second) if not packs & touched else "same_pack"
-                if isinstance(again, str) or again.path != "fixed" or swap.path != "fixed":
+                again = self._layout.weigh(swap.first, swap.second)
+                if isinstance(again, str) or again.layout is not None:
                     continue
+                alike = again.path == swap.path == "fixed"
+                if alike and touched.isdisjoint(p for _, p, _, _ in swap.changes):
+                    work += self._expert_work - scored_at
+                elif self.proposals < self._limits.proposals:
+                    work = self._loads.score([again.changes])[0]
+                    self.proposals += 1
+                    self.paths[again.path] += 1
+                else:
+                    return
                 swap = again
-                total = self._expert_work + work - scored_at
-                if self._valued(total, swap.token_work, swap.pair_work) >= self._value:
+                if self._valued(work, swap.token_work, swap.pair_work) >= self._value:
                     continue
-            self._apply(swap, self._expert_work + work - scored_at)
+            self._apply(swap, work)
             self.accepted[kind] += 1
-            touched |= packs
-            if swap.path != "fixed":
-                return
+            touched.update(p for _, p, _, _ in swap.changes)
 
     def _creep(self, ties: Sequence[tuple[Swap, str]]) -> bool:
         """Take the first swap that keeps the objective and lowers the surrogate."""
@@ -197,6 +206,14 @@ class PricedSearch:
                 self.accepted["plateau"] += 1
                 return True
         return False
+
+    def _climb(self, best: Sequence[tuple[Swap, int]]) -> None:
+        """Take the least bad swap of a batch without a good one, and do not undo it soon: a local optimum is left."""
+        for swap, work in best:
+            if swap.layout is None:
+                self._apply(swap, work)
+                self.accepted["uphill"] += 1
+                self._tabu[min(swap.first, swap.second), max(swap.first, swap.second)] = self.attempts + _TABU
 
     def _apply(self, swap: Swap, expert_work: int) -> None:
         self._layout.apply(swap)

@@ -80,7 +80,8 @@ class SearchTrace:
     Attributes:
         method: the method used.
         seed: of its random numbers, from the ids of the step's samples.
-        baseline: the constructed order it had to keep to: `"arrival"`, `"length"` or `"expert"`.
+        baseline: the constructed order it had to keep to: `"arrival"`, or how samples were dealt to ranks (`"length"`,
+            `"expert"`), with packs filled one after the other or level; `"reference"` for that method.
         attempts: swaps drawn. A search cut by the clock is repeated by drawing as many.
         proposals: swaps fully scored.
         screened: attempts that were not, by reason.
