@@ -187,3 +187,14 @@ def test_what_cannot_be_compared_is_refused(rollouts: list[Rollout]) -> None:
     every = [Rollout("a", list(range(VOCAB)), 3), Rollout("b", [1, 2], 1)]
     with pytest.raises(ValueError, match="uses all 23 tokens"):
         assert_documents_isolated(model, build_batch(every, (0, 1)), embedding=model.embedding, tolerance=1e-12)
+
+
+def test_a_training_forward_that_is_not_what_scoring_gave_is_found(rollouts: list[Rollout]) -> None:
+    # Half a unit less, in every cut alike, and only where gradients are on: no comparison of cuts can see it.
+    model = SmallModel(CONFIG, seed=0, dtype=torch.float64)
+
+    def other_in_training(batch: PackedBatch) -> Tensor:
+        return response_log_probs(model, batch) - 0.5 * torch.is_grad_enabled()
+
+    with pytest.raises(AssertionError, match=r"in the training forward .* in the scoring pass.*off by 0\.5.*dropout"):
+        assert_packing_equivalent(other_in_training, rollouts, parameters=model)

@@ -31,12 +31,14 @@ class Update:
 
     Args:
         log_probs: per rollout, in the order of the rollouts.
+        scored: the same from a scoring pass over the same packs before it; empty where none was made.
         parts: per pack, what the loss gave.
         loss: of the step.
         gradients: by parameter name; a missing one is zeros.
     """
 
     log_probs: list[Tensor]
+    scored: list[Tensor]
     parts: list[Tensor]
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -101,6 +103,9 @@ def rehearse(
 ) -> Rehearsal:
     """Return what two Adam updates over these packs see and leave; the parameters are as before when it returns.
 
+    As in a trainer, the first update is preceded by a scoring pass, to be compared with its own forward; the second is
+    not.
+
     Args:
         model_fn: the model.
         batches: the packs of each update.
@@ -112,8 +117,9 @@ def rehearse(
     with _put_back(parameters):
         optimizer = torch.optim.Adam(list(parameters.values()), lr=LEARNING_RATE) if parameters else None
         updates = []
-        for _ in range(UPDATES if optimizer else 1):
-            updates.append(_update(model_fn, batches, order, loss, joining, parameters))
+        for number in range(UPDATES if optimizer else 1):
+            scored = [] if number else _scored(model_fn, batches, order)
+            updates.append(_update(model_fn, batches, order, loss, joining, parameters, scored))
             if optimizer:
                 optimizer.step()
         final = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -133,6 +139,7 @@ def _update(
     loss: LossFunction,
     joining: Joining,
     parameters: Mapping[str, Tensor],
+    scored: list[Tensor],
 ) -> Update:
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
@@ -145,15 +152,25 @@ def _update(
             (part / len(batches) if joining == "mean" else part).backward()  # type: ignore[no-untyped-call]
         scores += [values.detach().clone() for values in batch.split(log_probs)]
         parts.append(part.detach().clone())
-    by_rollout = dict(zip(order, scores, strict=True))
     total = torch.stack(parts).sum()
     gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
     return Update(
-        [by_rollout[index] for index in sorted(by_rollout)],
+        _by_rollout(order, scores),
+        scored,
         parts,
         total / len(batches) if joining == "mean" else total,
         gradients,
     )
+
+
+def _scored(model_fn: ModelFunction, batches: Sequence[PackedBatch], order: Sequence[int]) -> list[Tensor]:
+    with torch.no_grad():
+        return _by_rollout(order, [values for batch in batches for values in batch.split(score(model_fn, batch))])
+
+
+def _by_rollout(order: Sequence[int], values: Sequence[Tensor]) -> list[Tensor]:
+    by_rollout = dict(zip(order, values, strict=True))
+    return [by_rollout[index] for index in sorted(by_rollout)]
 
 
 @contextmanager

@@ -37,7 +37,9 @@ def assert_packing_equivalent(
     """Check that training on packed rows is training on one rollout a row, number by number.
 
     Compared are every rollout's log-probabilities, the loss and every gradient of two Adam updates, and the parameters
-    and both of Adam's moments after them. Parameters and gradients are put back as they were.
+    and both of Adam's moments after them. The first update's forward must also give what a scoring pass over the same
+    rows gave just before, as a trainer that skips later scoring passes relies on. Parameters and gradients are put back
+    as they were.
 
     Args:
         model_fn: takes a `PackedBatch` and returns `[S]` log-probabilities, or has `logits` and returns `hidden`.
@@ -74,6 +76,7 @@ def assert_packing_equivalent(
     packed = rehearse(model_fn, batches, order, used, joining, named)
     single = rehearse(model_fn, singles, range(len(rollouts)), used, joining, named)
     _check_substance(single)
+    _check_scoring(packed.updates[0], rollouts, tolerance)
     for number, (found, expected) in enumerate(zip(packed.updates, single.updates, strict=True), start=1):
         _check_update(f"in update {number}", found, expected, rollouts, cut, joining, tolerance)
     _check_state(packed, single, tolerance)
@@ -108,6 +111,17 @@ def _check_substance(single: Rehearsal) -> None:
         raise AssertionError(f"the loss is {float(first.loss)} one at a time too, so there is nothing to compare")
     if first.gradients and not any(bool(gradient.any()) for gradient in first.gradients.values()):
         raise AssertionError("every gradient is zero, so nothing was compared; are these the model's parameters?")
+
+
+def _check_scoring(first: Update, rollouts: Sequence[Rollout], tolerance: float) -> None:
+    for rollout, trained, scored in zip(rollouts, first.log_probs, first.scored, strict=True):
+        what = _furthest(trained, scored, tolerance)
+        if what:
+            what = what.replace("packed", "in the training forward").replace("one at a time", "in the scoring pass")
+            raise AssertionError(
+                f"sample {rollout.id!r}: a log-probability {what}, though weights and rows are the same. Likely cause: "
+                "dropout, or a forward that does something else where gradients are on"
+            )
 
 
 def _furthest(found: Tensor, expected: Tensor, tolerance: float) -> str | None:
