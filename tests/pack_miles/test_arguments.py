@@ -115,6 +115,23 @@ def test_core_options_hold_the_names_of_the_trainer_and_ours_only_when_set(tmp_p
     assert core_options(own)["scoring_check_max_tolerance"] == 0.01
 
 
+def test_order_options_appear_in_the_arguments_only_where_they_mean_something(tmp_path: Path) -> None:
+    def told(**changes: Any) -> tuple[dict[str, Any], str | None]:
+        flags = parsed(miles_arguments(make_config(tmp_path, **changes)))
+        core = json.loads(flags["--olmo-core-config"] or "")
+        kept = {key: value for key, value in core.items() if key == "pack_order" or key.startswith("expert_balanc")}
+        return kept, flags.get("--rollout-sample-filter-path")
+
+    search = {"expert_balance_search_proposals": 7, "expert_balance_search_seconds": 0.25}
+    asked = {"core__expert_balance_search_proposals": 7, "miles__use_rollout_routing_replay": True}
+    assert told(**asked) == ({}, None)
+    assert told(**asked, core__pack_order="balanced") == ({"pack_order": "balanced", **search}, None)
+    assert told(**asked, core__expert_balanced_packing=True) == (
+        {"expert_balanced_packing": True, "expert_balance_layer_stride": 1, **search},
+        "miles.backends.core_utils.expert_schedule.reorder_samples",
+    )
+
+
 ONE_STEP = {"miles.rollout_batch_size": 4, "miles.n_samples_per_prompt": 4, "miles.global_batch_size": 16}
 
 

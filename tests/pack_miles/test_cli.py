@@ -233,7 +233,7 @@ class Blocker:
             raise ImportError(f"{name} is not here")
 
 sys.meta_path.insert(0, Blocker())
-sys.modules["torch"] = None
+sys.modules["torch"] = sys.modules["numpy"] = None
 from pack_miles.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -231,8 +231,38 @@ def test_the_digest_follows_what_a_run_computes_and_nothing_else(tmp_path: Path)
 
     for one in OPTIONS:
         changed = load_config(write_toml(tmp_path, base | {one.name: example_of(one)})).digest
-        # The layout is derived, so writing it out changes nothing; a contradiction is refused elsewhere.
-        assert (changed == digest) == (one.name in free or one.name == "miles.qkv_format"), one.name
+        # The layout is derived, so writing it out changes nothing; a contradiction is refused elsewhere. How to search
+        # for an order decides nothing where none is searched.
+        idle = one.name in ("miles.qkv_format", *SEARCHING)
+        assert (changed == digest) == (one.name in free or idle), one.name
+
+    balanced = base | {"core.pack_order": "balanced"}
+    digest = load_config(write_toml(tmp_path, balanced)).digest
+    for one in (one for one in OPTIONS if one.name in SEARCHING):
+        assert load_config(write_toml(tmp_path, balanced | {one.name: example_of(one)})).digest != digest, one.name
+
+
+#: Options that say how to search for an order.
+SEARCHING = (
+    "core.expert_balance_layer_stride",
+    "core.expert_balance_search_proposals",
+    "core.expert_balance_search_seconds",
+    "core.expert_balance_method",
+    "core.expert_balance_guard",
+    "core.expert_balance_max_slot_assignments",
+)
+
+
+def test_the_digest_of_a_run_in_arrival_order_is_that_of_the_release_before_orders(tmp_path: Path) -> None:
+    assert make_config(tmp_path).digest == "a8f82b8eb0c9f9a8fb83cf220b844819"
+    assert make_config(tmp_path, core__pack_order="arrival").digest == "a8f82b8eb0c9f9a8fb83cf220b844819"
+
+
+def test_expert_balanced_packing_implies_balanced_order(tmp_path: Path) -> None:
+    config = make_config(tmp_path, trainer__expert_balanced_packing=True)
+    assert config.pack_order == config.resolved()["core"]["pack_order"] == "balanced"
+    assert make_config(tmp_path, trainer__pack_order="balanced").pack_order == "balanced"
+    assert make_config(tmp_path).pack_order == "arrival"
 
 
 def test_the_digest_does_not_depend_on_how_the_file_is_written(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ FIELDS = {
     "run_started": "configuration_digest name world_size expert_parallel_size resumed completed_steps versions "
     "configuration time",
     "rollout": "rollout_id samples reward_mean reward_std reward_min reward_max response_tokens model_tokens seconds",
-    "plan": "rollout_id record",
+    "plan": "rollout_id record counting_seconds planning_seconds loads_before loads_after",
+    "expert_balance": "rollout_id plan_digest layers routed_layers packs_per_rank dispatches skew_mean skew_max "
+    "max_slot_assignments critical_work_proxy mismatched_layers",
     "packing": "rollout_id pass plan_digest samples packs model_tokens max_pack_tokens token_budget fill_fraction "
     "samples_per_pack",
     "score_timing": "rollout_id seconds model_tokens",

@@ -14,6 +14,9 @@ from pack_miles.overview import overview
 from pack_miles.refusals import refusals, refuse
 from support.miles_config import NODE, SMALL, make_config, toml, without_lines, write_toml
 
+#: A small run whose routes are replayed.
+ROUTED = SMALL | {"miles.use_rollout_routing_replay": True}
+
 #: Code -> base, the settings it refuses, words of its message, and the nearest settings that pass.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
     "packing-attention": (
@@ -72,6 +75,56 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
         {"miles.n_samples_per_prompt": 1, "miles.rollout_batch_size": 16},
         "miles.n_samples_per_prompt = 1: GRPO has no group",
         {"miles.n_samples_per_prompt": 2, "miles.rollout_batch_size": 8},
+    ),
+    "expert-world": (
+        ROUTED,
+        {"core.expert_balanced_packing": True, "core.expert_parallel_size": 4},
+        "core.expert_balanced_packing = true needs world > expert_parallel_size > 1, but run.ranks = 4 and "
+        "core.expert_parallel_size = 4",
+        {"core.expert_balanced_packing": True, "core.expert_parallel_size": 2},
+    ),
+    "expert-packing": (
+        ROUTED,
+        {"core.expert_balanced_packing": True, "core.sequence_packing": False, "core.packing_max_tokens": None},
+        "core.expert_balanced_packing = true requires core.sequence_packing = true",
+        {"core.pack_order": "balanced", "core.sequence_packing": False, "core.packing_max_tokens": None},
+    ),
+    "expert-replay": (
+        ROUTED,
+        {"core.expert_balanced_packing": True, "miles.use_rollout_routing_replay": False},
+        "core.expert_balanced_packing = true requires miles.use_rollout_routing_replay = true",
+        {"core.pack_order": "balanced", "miles.use_rollout_routing_replay": False},
+    ),
+    "expert-balance-data": (
+        ROUTED,
+        {"core.expert_balanced_packing": True, "miles.balance_data": True},
+        "core.expert_balanced_packing and miles.balance_data are both true and exclude each other: balance_data "
+        "changes the stride partition",
+        {"core.expert_balanced_packing": True},
+    ),
+    "expert-arrival": (
+        ROUTED,
+        {"core.expert_balanced_packing": True, "core.pack_order": "arrival"},
+        "core.pack_order = 'arrival' contradicts core.expert_balanced_packing = true",
+        {"core.expert_balanced_packing": True, "core.pack_order": "balanced"},
+    ),
+    "balanced-balance-data": (
+        SMALL,
+        {"core.pack_order": "balanced", "miles.balance_data": True},
+        "core.pack_order = 'balanced' and miles.balance_data = true both share samples out over ranks",
+        {"core.pack_order": "balanced"},
+    ),
+    "method-experts": (
+        ROUTED,
+        {"core.pack_order": "balanced", "core.expert_balance_method": "reference"},
+        "core.expert_balance_method = 'reference' needs core.expert_balanced_packing = true",
+        {"core.expert_balanced_packing": True, "core.expert_balance_method": "reference"},
+    ),
+    "slots-experts": (
+        ROUTED,
+        {"core.pack_order": "balanced", "core.expert_balance_max_slot_assignments": 99},
+        "core.expert_balance_max_slot_assignments = 99 needs core.expert_balanced_packing = true",
+        {"core.expert_balanced_packing": True, "core.expert_balance_max_slot_assignments": 99},
     ),
     "balance-data": (SMALL, {"miles.balance_data": True}, "miles.balance_data = true is not implemented", {}),
     "prompt-context": (
@@ -238,6 +291,8 @@ def test_the_good_neighbour_of_a_row_passes_the_whole_table(tmp_path: Path, code
             {"core.sequence_packing": False, "core.packing_max_tokens": None, "miles.qkv_format": "thd"},
             "qkv-format",
         ),
+        (ROUTED, {"core.expert_balanced_packing": True, "core.expert_parallel_size": 1}, "expert-world"),
+        (SMALL, {"core.expert_balance_method": "reference"}, "method-experts"),
         (SMALL, {"model.source": "x"}, "model-source"),
         (SMALL, {"data.prompt_data": "p.jsonl"}, "data-source"),
         (SMALL, {"miles.rollout_max_response_len": 64}, "sample-length"),
@@ -310,6 +365,27 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert len(told(config)) == 3
 
 
+def test_everything_expert_balanced_packing_lacks_is_told_in_order(tmp_path: Path) -> None:
+    lacking = {
+        "core.expert_balanced_packing": True,
+        "core.pack_order": "arrival",
+        "core.expert_parallel_size": 1,
+        "core.sequence_packing": False,
+        "core.packing_max_tokens": None,
+        "miles.balance_data": True,
+    }
+    problems = told(changed(tmp_path, SMALL, lacking))
+    for problem, words in zip(
+        problems, ("world >", "sequence_packing", "routing_replay", "balance_data", "pack_order"), strict=True
+    ):
+        assert words in problem
+
+
+def test_balance_data_alone_is_refused_as_before(tmp_path: Path) -> None:
+    (problem,) = told(changed(tmp_path, SMALL, {"miles.balance_data": True}))
+    assert problem.endswith("leave it false; position p of a step goes to rank p % ranks")
+
+
 #: Values that a few options of a small run may take; not all of them fit the others.
 VALUES: dict[str, list[Any]] = {
     "model.hidden_size": [8, 12, 5],
@@ -324,6 +400,8 @@ VALUES: dict[str, list[Any]] = {
     "core.expert_parallel_size": [1, 3, 4],
     "core.attention_backend": ["torch", "te", "flash_4"],
     "core.max_policy_lag": [0, 3],
+    "core.pack_order": ["balanced"],
+    "core.expert_balanced_packing": [True],
     "miles.rollout_batch_size": [2, 3, 8],
     "miles.n_samples_per_prompt": [1, 2, 8],
     "miles.global_batch_size": [None, 4, 12, 16],

@@ -1,6 +1,5 @@
 import io
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from pack_miles.report import key_figures, labels, print_report, summarize
 from pack_miles.summary import Block, PackPicture, Report
 from rich.console import Console
 from support.log_runs import STEPS, as_logs, make_run, write_run
+from support.page_links import Links
 
 
 def printed(report: Report, width: int = 120) -> str:
@@ -351,39 +351,6 @@ def render_two_runs() -> str:
 
 def test_the_same_runs_are_the_same_page(two_runs: str) -> None:
     assert two_runs == render_two_runs()
-
-
-class Links(HTMLParser):
-    """Collects every id, every link and every tag left open."""
-
-    VOID = frozenset({"meta", "br", "link", "img"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.tags: set[str] = set()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self._attributes(attrs)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self._attributes(attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def _attributes(self, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("href", "src", "xlink:href", "srcset", "action"):
-                self.links.append(value or "")
 
 
 def test_the_page_stands_alone_and_is_well_formed(two_runs: str) -> None:

@@ -1,10 +1,13 @@
 """Plausible contract logs of a small run, made from a seed: what the runtime would write, without a model."""
 
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from pack_core import Plan, Sample, Topology, plan, record
+import msgspec
+from pack_core import DispatchCounts, Plan, Sample, Schedule, Search, Topology, dispatch_loads, plan, record, schedule
 from pack_miles import events
 from pack_miles.events import Event
 from pack_miles.log import Log
@@ -15,6 +18,9 @@ CAPACITY = 512
 STEPS = 2
 PROMPTS = 8
 ANSWERS = 8
+
+#: Routed layers of the model, those counted, the experts a token is sent to, and the destinations.
+ROUTED, COUNTED, TOP_K, DESTINATIONS = 6, (1, 3, 5), 4, 2
 
 
 def write_run(root: Path, by_rank: dict[int, list[Event]]) -> Path:
@@ -42,23 +48,36 @@ def make_run(
     finish: bool = True,
     capacity: int = CAPACITY,
     name: str = "demo",
+    pack_order: str = "arrival",
+    routes: bool = False,
 ) -> dict[int, list[Event]]:
-    """Return by rank the events of collections `first` to `collections`, each of `STEPS` updates, checkpointed each."""
+    """Return by rank the events of collections `first` to `collections`, each of `STEPS` updates, checkpointed each.
+
+    With `pack_order="balanced"` samples are reordered, and with `routes` by their expert load too; `ranks` is then a
+    multiple of 4, for two replicas of two destinations at least.
+    """
     by_rank: dict[int, list[Event]] = {rank: [] for rank in range(ranks)}
     for rank, own in by_rank.items():
         own.append(_start(rank, ranks, first, packing, capacity, name, start or {}))
+    if pack_order != "arrival":
+        order = {"pack_order": pack_order, "expert_balanced_packing": routes}
+        by_rank = {rank: [_ordered(own[0], order)] for rank, own in by_rank.items()}
     for rollout_id in range(first, collections):
         random = Random(f"{seed}/{rollout_id}")
         progress = rollout_id / max(1, collections - 1)
         samples = draw_samples(random, rollout_id, progress, capacity)
+        counts = draw_counts(seed, rollout_id, samples) if routes else None
         made = plan(
             samples,
             topology=Topology(ranks=ranks, expert_parallel=2 if ranks % 2 == 0 else 1),
             capacity=capacity,
             step_samples=PROMPTS * ANSWERS // STEPS,
             max_documents=None if packing else 1,
+            pack_order=pack_order,
+            counts=counts,
+            search=Search(proposals=48, kernels="python"),
         )
-        by_rank[0] += _opening(rollout_id, samples, made, random, progress)
+        by_rank[0] += _opening(rollout_id, samples, made, counts, random, progress)
         for rank, own in by_rank.items():
             own += _collection(rank, rollout_id, samples, made, random, collections * STEPS)
     if finish:
@@ -80,6 +99,17 @@ def draw_samples(random: Random, rollout_id: int, progress: float, capacity: int
             length = prompt_tokens + int(random.lognormvariate(0.2 * progress, 0.7) * capacity / 9)
             samples.append(Sample(group * ANSWERS + answer, min(length, capacity), group))
     return samples
+
+
+def draw_counts(seed: int, rollout_id: int, samples: list[Sample]) -> DispatchCounts:
+    """Return where the tokens of samples go: each prompt leans to one destination in each counted layer."""
+    counts = array("i")
+    for sample in samples:
+        leaning = Random(f"{seed}/{rollout_id}/{sample.group}")
+        for _ in COUNTED:
+            first = int(sample.length * TOP_K * leaning.choice((0.15, 0.35, 0.55, 0.8)))
+            counts.extend([first, sample.length * TOP_K - first])
+    return DispatchCounts(COUNTED, ROUTED, DESTINATIONS, counts)
 
 
 def _start(
@@ -105,7 +135,20 @@ def _start(
     return events.RunStarted(rank=rank, step=first * STEPS, **{**fields, **changes})
 
 
-def _opening(rollout_id: int, samples: list[Sample], made: Plan, random: Random, progress: float) -> list[Event]:
+def _ordered(start: Event, order: dict[str, Any]) -> Event:
+    assert isinstance(start, events.RunStarted)
+    configuration = {**start.configuration, "core": {**start.configuration.get("core", {}), **order}}
+    return msgspec.structs.replace(start, configuration=configuration)
+
+
+def _opening(
+    rollout_id: int,
+    samples: list[Sample],
+    made: Plan,
+    counts: DispatchCounts | None,
+    random: Random,
+    progress: float,
+) -> list[Event]:
     mean = min(0.97, max(0.03, 0.12 + 0.75 * progress**0.8 + random.gauss(0, 0.03)))
     step = rollout_id * STEPS
     tokens = sum(sample.length for sample in samples)
@@ -123,8 +166,53 @@ def _opening(rollout_id: int, samples: list[Sample], made: Plan, random: Random,
             model_tokens=tokens,
             seconds=0.8 + random.random() * 0.3,
         ),
-        events.Plan(rank=0, step=step, rollout_id=rollout_id, record=record(made, samples)),
+        _plan(rollout_id, samples, made, counts),
     ]
+
+
+def _plan(rollout_id: int, samples: list[Sample], made: Plan, counts: DispatchCounts | None) -> Event:
+    fields: dict[str, Any] = {"rank": 0, "step": rollout_id * STEPS, "rollout_id": rollout_id}
+    fields["record"] = record(made, samples, counts)
+    if made.search is not None:
+        fields["planning_seconds"] = 0.03 + 0.01 * rollout_id
+    if counts is not None:
+        fields["counting_seconds"] = 0.002
+        orders = [range(place * made.step_samples, (place + 1) * made.step_samples) for place in range(STEPS)]
+        before = [_arrival(samples, made, order) for order in orders]
+        fields["loads_before"] = [_loads(one, counts) for one in before]
+        fields["loads_after"] = [_loads(one, counts) for one in made.steps]
+    return events.Plan(**fields)
+
+
+def _arrival(samples: list[Sample], made: Plan, order: Sequence[int]) -> Schedule:
+    lengths = [sample.length for sample in samples]
+    return schedule(lengths, order, topology=made.topology, capacity=made.capacity, equalize=made.equalize)
+
+
+def _loads(laid: Schedule, counts: DispatchCounts) -> list[list[list[int]]]:
+    return [
+        [[sum(column) for column in zip(*layers, strict=True)] for layers in packs]
+        for packs in dispatch_loads(laid, counts)
+    ]
+
+
+def _balance(rollout_id: int, made: Plan, place: int) -> Event:
+    work = made.work[place]
+    return events.ExpertBalance(
+        rank=0,
+        step=rollout_id * STEPS + place + 1,
+        rollout_id=rollout_id,
+        plan_digest=made.digest,
+        layers=list(made.layers),
+        routed_layers=made.routed_layers,
+        packs_per_rank=work.packs_per_rank,
+        dispatches=work.dispatches or 0,
+        skew_mean=work.skew_mean or 0.0,
+        skew_max=work.skew_max or 0.0,
+        max_slot_assignments=work.max_slot_assignments or 0,
+        critical_work_proxy=work.critical_work_proxy or 0,
+        mismatched_layers=[],
+    )
 
 
 def _collection(
@@ -137,6 +225,7 @@ def _collection(
     found.append(events.ScoreTiming(rank=rank, step=done, rollout_id=rollout_id, seconds=seconds, model_tokens=own))
     for place in range(STEPS):
         found.append(_packing(rank, rollout_id, samples, made, place, "training"))
+        found += [_balance(rollout_id, made, place)] if made.layers and rank == 0 else []
         found.append(_scores(rank, rollout_id, done + place + 1))
         if place == 0:
             found.append(_check(rank, rollout_id, done))

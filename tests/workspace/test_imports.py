@@ -38,6 +38,7 @@ WITH_TORCH = {
     "collectives",
     "column",
     "launch",
+    "observed",
     "sampling",
     "scoring",
     "trainer",

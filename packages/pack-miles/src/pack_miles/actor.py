@@ -24,12 +24,15 @@ from pack_torch import (
     reduce_gradients,
     response_log_probs,
 )
+from pack_torch.slicing import ScoringModel
 from torch import Tensor
 
-from pack_miles import events, scoring
+from pack_miles import column, events, scoring
 from pack_miles.collectives import RankError, World
-from pack_miles.column import ColumnOptions, pack_column
+from pack_miles.column import ColumnOptions, pack_column, packs_of
 from pack_miles.config import Config
+from pack_miles.observed import Planned, Watched, balance_event, differences, executed
+from pack_miles.planning import Loads
 from pack_miles.scoring_pass import ScoringPass
 from pack_miles.sink import ContractSink
 
@@ -57,13 +60,17 @@ class Actor:
     completed_steps: int = 0
     last_check: int | None = None
 
-    def train(self, rollout_id: int, rollouts: Sequence[Rollout], plan: Plan) -> None:
+    def train(
+        self, rollout_id: int, rollouts: Sequence[Rollout], plan: Plan, loads: Sequence[Loads] | None = None
+    ) -> None:
         """Score this rank's samples of one collection if need be, then take its optimizer steps.
 
         Args:
             rollout_id: the collection's number.
-            rollouts: this rank's column of the collection, in order, with their advantages.
+            rollouts: this rank's column of the collection, in the plan's order, with their advantages.
             plan: the collection's plan; the packs this rank agrees on with the others must be the plan's.
+            loads: on rank 0, what the plan's counts make of each step; every update is held against them where
+                `core.expert_balanced_packing` is on.
 
         Raises:
             RankError: on every rank, for what went wrong on any.
@@ -79,7 +86,7 @@ class Actor:
             # Only the first update of a collection runs at the weights that were scored.
             check = due and number == 0 and not (standalone and self.config.model.dropout > 0)
             mode: Mode = "standalone" if standalone else "checked" if check else "skipped"
-            self._update(rollout_id, batches, mode, check, plan.digest)
+            self._update(rollout_id, batches, mode, check, Planned(plan, number, loads[number] if loads else None))
 
     def _rows(self, rollouts: Sequence[Rollout], plan: Plan) -> list[list[PackedBatch]]:
         """Return the packed rows of every optimizer step, all checked on all ranks before the first forward of any."""
@@ -149,15 +156,18 @@ class Actor:
         return response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature).cpu()
 
     def _update(
-        self, rollout_id: int, batches: Sequence[PackedBatch], mode: Mode, check: bool, plan_digest: str
+        self, rollout_id: int, batches: Sequence[PackedBatch], mode: Mode, check: bool, planned: Planned
     ) -> None:
         """Take one optimizer step over all packs of the step, on all ranks."""
         begin = self.clock()
         own = [rollout for batch in batches for rollout in batch.rollouts]
         versions = self.world.agreed(lambda: self._admit(own))
-        self._tell_packing(rollout_id, batches, "training", self.completed_steps + 1, plan_digest)
+        self._tell_packing(rollout_id, batches, "training", self.completed_steps + 1, planned.plan.digest)
         counts = self._normalization(own)
-        objective, clipped, captured = self._backward(batches, counts, mode)
+        watched = Watched(self.model, planned.plan.layers) if self.config.core.expert_balanced_packing else None
+        objective, clipped, captured = self._backward(watched or self.model, batches, counts, mode)
+        gathered = self.world.gather_counts(watched.read(self.config.core.expert_parallel_size)) if watched else []
+        self.world.agreed(lambda: self._refuse(rollout_id, objective, gathered, planned))
         self._agree_with_rollout(rollout_id, own, captured if mode == "skipped" else _scores(own), mode)
         if check:
             self._check(rollout_id, own, captured)
@@ -216,7 +226,7 @@ class Actor:
         return counts
 
     def _backward(
-        self, batches: Sequence[PackedBatch], counts: Normalization, mode: Mode
+        self, model: ScoringModel, batches: Sequence[PackedBatch], counts: Normalization, mode: Mode
     ) -> tuple[float, int, list[Tensor]]:
         """Run forward and backward over the packs; return the local objective, clipped tokens and log-probabilities."""
         miles, reduction = self.config.miles, self.config.reduction
@@ -226,7 +236,7 @@ class Actor:
         self.optimizer.zero_grad(set_to_none=True)
         objective, clipped, captured = 0.0, 0, []
         for batch in batches:
-            log_probs = response_log_probs(self.model, batch, temperature=miles.rollout_temperature)
+            log_probs = response_log_probs(model, batch, temperature=miles.rollout_temperature)
             if miles.use_rollout_logprobs:
                 old = batch.concat("rollout_log_probs")
             else:
@@ -244,8 +254,26 @@ class Actor:
             objective += float(scaled.detach())
             clipped += int(loss.clipped)
             captured.extend(batch.split(log_probs.detach().cpu()))
-        self.world.agreed(lambda: _finite(objective))
         return objective, clipped, captured
+
+    def _refuse(self, rollout_id: int, objective: float, gathered: Sequence[Tensor], planned: Planned) -> None:
+        """Stop before the step where the loss is not finite or, on rank 0, routers did not execute what was planned."""
+        if not math.isfinite(objective):
+            raise ValueError(f"the loss is {objective}; no rank has stepped")
+        if not gathered:
+            return
+        if planned.loads is None:
+            raise ValueError(f"no loads of update {self.completed_steps + 1} were foreseen; give rank 0 the plan's")
+        layers, step = planned.plan.layers, self.completed_steps + 1
+        loads = executed(gathered, layers, self.config.core.expert_parallel_size)
+        found = list(differences(planned.loads, loads, layers))
+        mismatched = sorted({layer for layer, _ in found})
+        self.sink.write(balance_event(loads, planned.plan, mismatched, step=step, rollout_id=rollout_id))
+        if found:
+            raise ValueError(
+                f"update {step} did not execute what its plan counted: {found[0][1]} ({len(found)} in all); check that "
+                "the plan was counted from the routes that are replayed; no rank has stepped"
+            )
 
     def _agree_with_rollout(
         self, rollout_id: int, own: Sequence[Rollout], trainer: Sequence[Tensor], mode: Mode
@@ -306,38 +334,9 @@ class Actor:
         step: int,
         plan_digest: str,
     ) -> None:
-        tokens = sum(batch.tokens for batch in batches)
-        samples = sum(batch.documents for batch in batches)
-        self.sink.write(
-            events.Packing(
-                rank=self.world.rank,
-                step=step,
-                rollout_id=rollout_id,
-                pass_=pass_,
-                plan_digest=plan_digest,
-                samples=samples,
-                packs=len(batches),
-                model_tokens=tokens,
-                max_pack_tokens=max(batch.tokens for batch in batches),
-                token_budget=self.config.capacity,
-                fill_fraction=tokens / (len(batches) * self.config.capacity),
-                samples_per_pack=samples / len(batches),
-            )
-        )
-
-
-def packs_of(plan: Plan, world: World) -> list[list[list[int]]]:
-    """Return the plan's packs of this rank, step by step, as places in its own column.
-
-    Position p of the plan's order is this rank's place `p // ranks`.
-    """
-    place = {index: position // world.size for position, index in enumerate(plan.order)}
-    return [[[place[index] for index in pack] for pack in step.packs[world.rank]] for step in plan.steps]
-
-
-def _finite(objective: float) -> None:
-    if not math.isfinite(objective):
-        raise ValueError(f"the loss is {objective}; no rank has stepped")
+        about = column.describe(batches, self.config.capacity)
+        about |= {"rank": self.world.rank, "step": step, "rollout_id": rollout_id}
+        self.sink.write(events.Packing(pass_=pass_, plan_digest=plan_digest, **about))
 
 
 def _scores(rollouts: Sequence[Rollout]) -> list[Tensor]:

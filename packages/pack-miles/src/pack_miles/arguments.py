@@ -4,12 +4,35 @@ import json
 from typing import Any
 
 from pack_miles.config import Config
+from pack_miles.sections import OPTIONS
 
 #: Switches that MILES spells by what they turn off.
 NEGATED = {"grpo_std_normalization": "--disable-grpo-std-normalization", "offload_train": "--no-offload-train"}
 
 #: Core options that the trainer this contract comes from does not have, and their defaults.
-OURS = {"packing_equalize": "tokens", "scoring_check_max_tolerance": None}
+OURS = {
+    "packing_equalize": "tokens",
+    "scoring_check_max_tolerance": None,
+    "expert_balance_method": "priced",
+    "expert_balance_guard": "baseline",
+    "expert_balance_max_slot_assignments": None,
+}
+
+#: Core options about the order of samples, and those of them that say how to search without routes.
+ORDERING = tuple(
+    one.key
+    for one in OPTIONS
+    if one.section == "core" and (one.key == "pack_order" or one.key.startswith("expert_balance"))
+)
+SEARCHED = (
+    "pack_order",
+    "expert_balance_search_proposals",
+    "expert_balance_search_seconds",
+    "expert_balance_guard",
+)
+
+#: The hook by which that trainer reorders a collection.
+REORDER_HOOK = "miles.backends.core_utils.expert_schedule.reorder_samples"
 
 
 def core_options(config: Config) -> dict[str, Any]:
@@ -18,7 +41,16 @@ def core_options(config: Config) -> dict[str, Any]:
     for name, default in OURS.items():
         if options[name] == default:
             del options[name]
+    for name in [name for name in options if name not in _ordering(config) and name in ORDERING]:
+        del options[name]
     return options
+
+
+def _ordering(config: Config) -> tuple[str, ...]:
+    """Return the options about order that mean something; with none of them on, nothing tells of them."""
+    if config.core.expert_balanced_packing:
+        return tuple(name for name in ORDERING if name != "pack_order")  # implied, and not one of that trainer's
+    return SEARCHED if config.pack_order == "balanced" else ()
 
 
 def miles_options(config: Config) -> dict[str, Any]:
@@ -38,7 +70,8 @@ def miles_options(config: Config) -> dict[str, Any]:
         "load": config.model.source if config.model.format == "olmo_core" else None,
         "prompt_data": config.data.prompt_data,
     }
-    return {**fixed, **given, **config.resolved()["miles"]}
+    hook = {"rollout_sample_filter_path": REORDER_HOOK} if config.core.expert_balanced_packing else {}
+    return {**fixed, **given, **hook, **config.resolved()["miles"]}
 
 
 def miles_arguments(config: Config) -> list[str]:

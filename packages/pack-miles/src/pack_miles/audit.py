@@ -7,6 +7,7 @@ have said is missed where it matters.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from pack_miles.audit_balance import balances, orders
 from pack_miles.audit_updates import normalizations, packings, plans
 from pack_miles.events import Checkpoint, Optimizer, RunFailed, RunFinished, RunStarted, ScoringCheck
 from pack_miles.facts import Facts, counted, has_finished, read_facts, unequal
@@ -166,4 +167,4 @@ def _checks(facts: Facts) -> Iterator[str]:
 
 
 #: The rules for a run of which every rank's log is there.
-RULES: tuple[Rule, ...] = (_resumes, _steps, _ends, normalizations, packings, plans, _checks)
+RULES: tuple[Rule, ...] = (_resumes, _steps, _ends, normalizations, packings, plans, orders, balances, _checks)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from pack_core import PackError, Sample, rebuild, samples_of, verify
 from pack_core import Plan as CorePlan
+from pack_core import Sample, verify
 
 from pack_miles.events import Optimizer, Packing
 from pack_miles.facts import Facts, counted, unequal
@@ -98,27 +98,25 @@ def _packing(where: str, event: Packing, optimizer: Optimizer) -> Iterator[str]:
 
 def plans(facts: Facts) -> Iterator[str]:
     """Yield where a recorded plan cannot be rebuilt, breaks its invariants, or is not what the ranks ran."""
-    rebuilt: dict[int, tuple[CorePlan, list[Sample]] | None] = {}
-    for rollout_id, recorded in facts.plans.items():
+    for rollout_id, known in facts.rebuilt.items():
         where = f"plan of collection {rollout_id}"
-        rebuilt[rollout_id] = None
-        try:
-            samples = samples_of(recorded.record)
-            plan = rebuild(recorded.record, samples)
-        except PackError as error:
-            yield f"{where} cannot be rebuilt from its record: {error}"
+        if known.plan is None:
+            yield f"{where} cannot be rebuilt from its record: {known.error}"
             continue
-        rebuilt[rollout_id] = plan, samples
-        yield from (f"{where}: {violation}" for violation in verify(plan, samples))
+        yield from (f"{where}: {violation}" for violation in verify(known.plan, known.samples))
     for update in facts.updates:
         for rank, own in update.training.items():
             for event in own:
                 where = f"update {event.step}, rank {rank}"
-                if event.rollout_id not in rebuilt:
+                if event.rollout_id not in facts.rebuilt:
                     yield f"{where}: no plan is recorded for collection {event.rollout_id}"
-                elif (known := rebuilt[event.rollout_id]) is not None:
-                    first = facts.plans[event.rollout_id].update
-                    yield from (f"{where}: {what}" for what in _against_plan(event, rank, event.step - first, *known))
+                    continue
+                known, first = facts.rebuilt[event.rollout_id], facts.plans[event.rollout_id].update
+                if known.plan is not None:
+                    place = event.step - first
+                    yield from (
+                        f"{where}: {what}" for what in _against_plan(event, rank, place, known.plan, known.samples)
+                    )
 
 
 def _against_plan(event: Packing, rank: int, place: int, plan: CorePlan, samples: Sequence[Sample]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import attrs
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -86,6 +87,30 @@ class World:
             dist.all_reduce(tensor, op=operation)
         reduced: list[float] = tensor.tolist()
         return reduced
+
+    def from_first(self, action: Callable[[], T]) -> T:
+        """Run an action that uses no collective on rank 0 alone and return its result on every rank.
+
+        Raises:
+            RankError: on every rank, naming the error of rank 0.
+        """
+        result = self.agreed(lambda: action() if self.rank == 0 else None)
+        if self.size == 1:
+            return result  # type: ignore[return-value]  # this is rank 0
+        values = [result]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]  # type: ignore[return-value]  # rank 0's
+
+    def gather_counts(self, counts: Tensor) -> list[Tensor]:
+        """Return every rank's int64 counts, by rank, on rank 0, and nothing elsewhere; all must have one shape."""
+        if self.size == 1:
+            return [counts]
+        if self.rank:
+            dist.gather(counts, dst=0)
+            return []
+        everyone = [torch.empty_like(counts) for _ in range(self.size)]
+        dist.gather(counts, everyone, dst=0)
+        return everyone
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank."""

@@ -1,9 +1,11 @@
 """A rank's own samples become packs, as many of them as on every other rank."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
-from pack_core import Packing, equalize, pack
+from pack_core import Packing, Plan, equalize, pack
+from pack_torch import PackedBatch
 
 from pack_miles.collectives import World
 
@@ -46,6 +48,30 @@ def pack_column(
         )
         steps.append([[first + place for place in places] for places in equal])
     return steps
+
+
+def packs_of(plan: Plan, world: World) -> list[list[list[int]]]:
+    """Return the plan's packs of this rank, step by step, as places in its own column.
+
+    Position p of the plan's order is this rank's place `p // ranks`.
+    """
+    place = {index: position // world.size for position, index in enumerate(plan.order)}
+    return [[[place[index] for index in pack] for pack in step.packs[world.rank]] for step in plan.steps]
+
+
+def describe(batches: Sequence[PackedBatch], capacity: int) -> dict[str, Any]:
+    """Return what a `packing` event says of the rows of one update on this rank."""
+    tokens = sum(batch.tokens for batch in batches)
+    samples = sum(batch.documents for batch in batches)
+    return {
+        "samples": samples,
+        "packs": len(batches),
+        "model_tokens": tokens,
+        "max_pack_tokens": max(batch.tokens for batch in batches),
+        "token_budget": capacity,
+        "fill_fraction": tokens / (len(batches) * capacity),
+        "samples_per_pack": samples / len(batches),
+    }
 
 
 def _pack_blocks(ids: Sequence[str | int], lengths: Sequence[int], options: ColumnOptions) -> list[Packing]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pack_miles.config import Config, suggest
 from pack_miles.errors import counted
+from pack_miles.ordering import ordering_rows
 from pack_miles.refusal import Refusal
 from pack_miles.sections import OPTIONS
 from pack_miles.tasks import TASKS
@@ -134,7 +135,7 @@ def _shape_rows() -> Iterator[Refusal]:
     )
     yield Refusal(
         "balance-data",
-        lambda c: c.miles.balance_data,
+        lambda c: c.miles.balance_data and c.pack_order == "arrival",
         lambda c: "miles.balance_data = true is not implemented: another partition would break the stride plan",
         lambda c: "leave it false; position p of a step goes to rank p % ranks",
     )
@@ -338,6 +339,7 @@ def _replay_and_data_rows() -> Iterator[Refusal]:
 COMBINATIONS: tuple[Refusal, ...] = (
     *_packing_rows(),
     *_shape_rows(),
+    *ordering_rows(),
     *_length_rows(),
     *_model_rows(),
     *_replay_and_data_rows(),

@@ -67,6 +67,11 @@ class Config:
         return None if self.core.sequence_packing else 1
 
     @property
+    def pack_order(self) -> Literal["arrival", "balanced"]:
+        """The order samples are packed in; evening out expert load means balancing."""
+        return "balanced" if self.core.expert_balanced_packing else self.core.pack_order
+
+    @property
     def topology(self) -> Topology:
         """The ranks and the degree of expert parallelism."""
         return Topology(ranks=self.run.ranks, expert_parallel=self.core.expert_parallel_size)
@@ -97,6 +102,10 @@ class Config:
         for one in OPTIONS:
             if one.alike:
                 del resolved[one.section][one.key]
+        if self.pack_order == "arrival":
+            # How to search for an order decides nothing where none is searched.
+            for key in [key for key in resolved["core"] if key == "pack_order" or key.startswith("expert_balance")]:
+                del resolved["core"][key]
         text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -106,6 +115,7 @@ class Config:
         sections["miles"] |= {"global_batch_size": self.step_samples, "qkv_format": self.qkv_format}
         if self.core.sequence_packing:
             sections["core"]["packing_max_tokens"] = self.capacity
+        sections["core"]["pack_order"] = self.pack_order
         return {"schema_version": SCHEMA_VERSION, "name": self.name, **sections}
 
 

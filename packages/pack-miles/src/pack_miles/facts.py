@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
+from pack_core import PackError, Sample, rebuild, samples_of
+from pack_core import Plan as CorePlan
 
 from pack_miles.events import Event, Plan, RunFailed, RunFinished, RunStarted
 from pack_miles.log import Log, RunLogs, Update
@@ -28,6 +30,15 @@ TRACE = re.compile(r"\s*(Exception raised from |frame #0|Traceback \(most recent
 
 
 @attrs.frozen
+class Rebuilt:
+    """A recorded plan made again from its record, with its samples; without a plan, `error` says why not."""
+
+    plan: CorePlan | None
+    samples: tuple[Sample, ...] = ()
+    error: str = ""
+
+
+@attrs.frozen
 class Facts:
     """One run's logs, read once for all rules; `updates` are the complete ones, `partial` the others."""
 
@@ -37,12 +48,24 @@ class Facts:
     updates: tuple[Update, ...]
     partial: tuple[Update, ...]
     plans: Mapping[int, Plan]
+    rebuilt: Mapping[int, Rebuilt]
     finished: bool
 
     @property
     def packing(self) -> bool:
         """Whether packing was on; taken as on where the configuration does not say."""
         return _option(self.run, "core", "sequence_packing") is not False
+
+    @property
+    def pack_order(self) -> str | None:
+        """The order samples are packed in, by the configuration; None where it does not say."""
+        given = _option(self.run, "core", "pack_order")
+        return "balanced" if self.expert_balanced else given if isinstance(given, str) else None
+
+    @property
+    def expert_balanced(self) -> bool:
+        """Whether the order was to even out expert load."""
+        return _option(self.run, "core", "expert_balanced_packing") is True
 
     @property
     def stochastic(self) -> bool:
@@ -65,15 +88,25 @@ def read_facts(run: RunLogs) -> Facts:
     ranks = tuple(log.rank for log in run.logs)
     updates = run.updates()
     complete = tuple(update for update in updates if set(update.optimizer) == set(ranks))
+    recorded = run.plans()
     return Facts(
         run=run,
         ranks=ranks,
         standing=run.standing(),
         updates=complete,
         partial=tuple(update for update in updates if update not in complete),
-        plans=run.plans(),
+        plans=recorded,
+        rebuilt={rollout_id: _rebuilt(one) for rollout_id, one in recorded.items()},
         finished=any(has_finished(log) for log in run.logs),
     )
+
+
+def _rebuilt(recorded: Plan) -> Rebuilt:
+    try:
+        samples = samples_of(recorded.record)
+        return Rebuilt(rebuild(recorded.record, samples), tuple(samples))
+    except PackError as error:
+        return Rebuilt(None, error=str(error))
 
 
 def has_finished(log: Log) -> bool:

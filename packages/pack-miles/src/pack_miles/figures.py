@@ -120,7 +120,7 @@ def draw_packs(picture: PackPicture) -> Figure:
     axes.set_yticks(ticks, names)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"tokens in the {'row' if _one_a_row(picture) else 'pack'} (limit {picture.capacity:,})")
-    axes.xaxis.set_major_formatter(_thousands())
+    axes.xaxis.set_major_formatter(thousands())
     axes.spines["left"].set_visible(False)
     title = _packs_title(picture)
     _title(axes, f"{title} ({part} drawn)" if part else title, pad=14)
@@ -239,7 +239,7 @@ def draw_forwards(run: RunSummary) -> Figure:
     axes.set_ylabel("forwards of one rank")
     axes.set_ylim(0, max(single, default=1) * 1.06)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(_thousands())
+    axes.yaxis.set_major_formatter(thousands())
     single_text = "one sample a row" if run.one_a_row else f"instead of {run.forwards_single:,}"
     _title(axes, f"{run.forwards:,} forwards{', ' if run.one_a_row else ' '}{single_text}")
     _legend(axes)
@@ -272,13 +272,18 @@ def smooth(values: Sequence[float], reach: int) -> list[float]:
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
+    plain_axes(axes)
+    return figure, axes
+
+
+def plain_axes(axes: Axes) -> None:
+    """Draw axes without the two frames that carry no scale, in the colours of the page."""
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(SOFT)
     axes.tick_params(colors=INK, labelsize=9)
-    return figure, axes
 
 
 def together(run: RunSummary) -> int:
@@ -330,5 +335,6 @@ def _count_axis(axes: Axes, x: Sequence[int], label: str) -> None:
         axes.set_xlim(x[0] - 0.6 - 0.01 * len(x), x[-1] + 0.6 + 0.01 * len(x))
 
 
-def _thousands() -> FuncFormatter:
+def thousands() -> FuncFormatter:
+    """Return what writes the numbers of an axis with separators."""
     return FuncFormatter(lambda value, _: f"{value:,.0f}")

@@ -65,6 +65,7 @@ def areas(config: Config) -> list[tuple[str, str]]:
             if on
             else f"off, one sample a row of {core.max_sequence_length:,} tokens at most",
         ),
+        *([("order", _order(config))] if config.pack_order == "balanced" else []),
         (
             "ranks",
             f"{config.run.ranks} over {config.run.backend}, expert parallel degree {core.expert_parallel_size}, "
@@ -79,3 +80,15 @@ def areas(config: Config) -> list[tuple[str, str]]:
         ("scoring", f"{'standalone' if decision.standalone else 'skipped, checked when due'}: {decision.reason}"),
         ("output", config.output.root),
     ]
+
+
+def _order(config: Config) -> str:
+    core = config.core
+    stride = core.expert_balance_layer_stride
+    layers = "every routed layer" if stride == 1 else f"1 in {stride} routed layers"
+    return (
+        "samples balanced inside each optimizer step by "
+        + (f"expert load ({layers}) and lengths" if core.expert_balanced_packing else "lengths")
+        + f", at most {core.expert_balance_search_proposals:,} proposals a step and "
+        f"{core.expert_balance_search_seconds:g} s a collection"
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pack_miles.balance import LoadPicture, Planning
 from pack_miles.figures import (
     LEAST_SMOOTHED,
     MOST_STEPS,
@@ -19,6 +20,9 @@ from pack_miles.figures import (
     draw_times,
     svg,
 )
+from pack_miles.gain import told_layers
+from pack_miles.load_figures import draw_loads
+from pack_miles.planning_report import PLANNING_HEADINGS, planning_figures, planning_rows
 from pack_miles.report import COUNT_NOTE, key_figures, labels, recorded_ranks, reward_span, saved_share
 from pack_miles.summary import Report, RunSummary
 
@@ -47,6 +51,8 @@ figcaption { font-size: 14px; padding: 6px 4px 0; }
 table { border-collapse: collapse; width: 100%; background: var(--card); border: 1px solid var(--line); }
 th, td { text-align: left; vertical-align: top; padding: 6px 12px; border-bottom: 1px solid var(--line);
   overflow-wrap: anywhere; } th { font-weight: 600; }
+.numbers td, .numbers th { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.numbers td, .numbers th + th { text-align: right; }
 .scroll { overflow-x: auto; } pre { overflow-x: auto; font-size: 13px; }
 details { margin: 14px 0; } summary { cursor: pointer; font-weight: 600; }
 .problem { color: var(--alarm); }
@@ -84,6 +90,19 @@ TIMES = (
     "Seconds of the slowest rank in each update, rollout left out. The seconds of a scoring pass over several updates "
     "are shared equally among them."
 )
+
+LOADS = (
+    "The load of every rank in every pack, before and after planning on one colour scale: {unit}. Framed is the most "
+    "loaded rank of each pack: the critical path. {about} On the right the works of this update in percent of "
+    "arrival order; the line is a bound that no order can beat and that need not be reachable. Counts are not seconds."
+)
+LOADS_EXPERTS = (
+    "Loads are summed over {layers}; expert work adds up the most loaded rank of each layer on its own, so it is at "
+    "least the sum of the framed loads.{replicas}"
+)
+LOADS_REPLICAS = " Lines part the replicas, complete sets of experts whose ranks exchange tokens."
+LOADS_AGAIN = "The same for the last reordered update. Counts are not seconds."
+LOADS_TOKENS = "Token work is the sum of the framed loads."
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -148,11 +167,39 @@ def _run(run: RunSummary, name: str) -> Iterator[str]:
     packs = ROWS if run.one_a_row else PACKS
     for place, picture in enumerate(run.pictures):
         yield _figure(draw_packs(picture), f"{name}-packs{place}", PACKS_AGAIN if place else packs, wide=True)
+    if run.planning is not None and run.planning.balanced:
+        yield from _planning(run, run.planning, name)
     yield "<h3>How full, how long</h3>"
     fill, times = draw_fill(run), draw_times(run)
     about = FILL + (FILL_BAND if any(len(row.fill) > 1 for row in run.updates) else "")
     about += FILL_SMOOTHED if len(run.updates) > MOST_STEPS else ""
     yield f'<div class="pair">{_figure(fill, f"{name}-fill", about)}{_figure(times, f"{name}-times", TIMES)}</div>'
+
+
+def _planning(run: RunSummary, planning: Planning, name: str) -> Iterator[str]:
+    yield "<h3>What planning changed</h3>"
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in PLANNING_HEADINGS)
+    rows = "".join(
+        f"<tr><th>{escape(row[0])}</th>" + "".join(f"<td>{escape(text)}</td>" for text in row[1:]) + "</tr>"
+        for row in planning_rows(planning)
+    )
+    yield f'<div class="scroll"><table class="numbers"><tr>{head}</tr>{rows}</table></div>'
+    yield "".join(f"<p>{escape(label)}: {escape(text)}</p>" for label, text in planning_figures(run, planning))
+    for place, picture in enumerate(planning.pictures):
+        caption = LOADS_AGAIN if place and _same_kind(picture, planning.pictures[0]) else _loads_caption(picture)
+        yield _figure(draw_loads(picture), f"{name}-loads{place}", caption, wide=True)
+
+
+def _same_kind(one: LoadPicture, other: LoadPicture) -> bool:
+    return (one.destinations, one.layers) == (other.destinations, other.layers)
+
+
+def _loads_caption(picture: LoadPicture) -> str:
+    if not picture.experts:
+        return LOADS.format(unit="tokens", about=LOADS_TOKENS)
+    replicas = LOADS_REPLICAS if len(picture.before) > picture.destinations > 1 else ""
+    about = LOADS_EXPERTS.format(layers=told_layers(picture.layers, picture.routed_layers), replicas=replicas)
+    return LOADS.format(unit="expert choices", about=about)
 
 
 def _background(run: RunSummary) -> Iterator[str]:

@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pack_miles.balance import Planning
 from pack_miles.facts import counted
+from pack_miles.planning_report import PLANNING_HEADINGS, order_told, planning_figures, planning_rows
 from pack_miles.summary import Report, RunSummary, summarize
 
 __all__ = ["COUNT_NOTE", "Report", "RunSummary", "key_figures", "labels", "print_report", "summarize"]
@@ -25,6 +27,7 @@ def key_figures(run: RunSummary) -> list[tuple[str, str]]:
         ("fill", _fill(run)),
         ("packs of one rank an update", _span([row.packs for row in run.updates])),
         ("largest pack", _largest(run)),
+        ("order of the samples", order_told(run.planning) or _none(run)),
         ("time", _time(run)),
         ("training throughput", _throughput(run)),
         ("log-probs, trainer against rollout", _differences(run.log_prob_mean, run.log_prob_max)),
@@ -45,9 +48,24 @@ def print_report(report: Report, console: Console) -> None:
         table.add_row(row[0][0], *(Text(text) for _, text in row))
     console.print(table)
     console.print(COUNT_NOTE, style="dim")
+    for run, label in zip(report.runs, labels(report), strict=True):
+        if run.planning is not None and run.planning.balanced:
+            console.print(_planning_table(run.planning, label))
+            for name, text in planning_figures(run, run.planning):
+                console.print(Text(f"{name}: {text}"), soft_wrap=True)
     for run in report.runs:
         for problem in run.problems:
             console.print(problem, style="yellow", markup=False)
+
+
+def _planning_table(planning: Planning, label: str) -> Table:
+    title = Text(f"Planning of {label}: {counted(len(planning.balanced), 'reordered update')}, works added up")
+    table = Table(title=title, title_justify="left")
+    for heading in PLANNING_HEADINGS:
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in planning_rows(planning):
+        table.add_row(*row)
+    return table
 
 
 def labels(report: Report) -> tuple[str, ...]:

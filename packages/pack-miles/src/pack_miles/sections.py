@@ -55,6 +55,41 @@ class Core(Section):
     packing_equalize: Literal["tokens", "samples", "balanced"] = option(
         "tokens", also="trainer", help="how a rank splits packs until all ranks have as many"
     )
+    pack_order: Literal["arrival", "balanced"] = option(
+        "arrival",
+        also="trainer",
+        help="arrival, or balanced: samples change places inside their optimizer step so that packs are few and full "
+        "and all ranks have as much to do",
+    )
+    expert_balanced_packing: bool = option(
+        False, also="trainer", help="balanced order that also evens out expert load, from the replayed routes"
+    )
+    expert_balance_layer_stride: int = option(
+        1, also="trainer", low=1, help="count every so manieth routed layer; all figures are about those"
+    )
+    expert_balance_search_proposals: int = option(
+        1024,
+        also="trainer",
+        low=0,
+        help="swaps scored per optimizer step, for pack_order = balanced too; 0: the best constructed order",
+    )
+    expert_balance_search_seconds: float = option(
+        0.25,
+        also="trainer",
+        low=0,
+        help="allowance of the search for a whole collection, for pack_order = balanced too; counting lies outside",
+    )
+    expert_balance_method: Literal["priced", "reference"] = option(
+        "priced", also="trainer", help="how swaps are chosen; reference: as Open Instruct's trainer does"
+    )
+    expert_balance_guard: Literal["baseline", "reference"] = option(
+        "baseline",
+        also="trainer",
+        help="what no order may be worse than; reference also holds skew and largest load to arrival order",
+    )
+    expert_balance_max_slot_assignments: int | None = option(
+        None, also="trainer", low=1, help="expert choices of one destination in one layer of one forward at most"
+    )
     max_sequence_length: int = option(8192, also="trainer", low=2, help="tokens of one sample at most")
     expert_parallel_size: int = option(
         1, also="trainer", low=1, help="ranks sharing one set of experts; divides run.ranks"

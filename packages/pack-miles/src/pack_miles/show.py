@@ -11,11 +11,13 @@ from rich.table import Table
 from pack_miles.config import Config
 from pack_miles.errors import counted
 from pack_miles.forecast import Forecast
+from pack_miles.gain import stops_of, told_stops
 from pack_miles.options import Option, spell
+from pack_miles.outlook import Outlook
 from pack_miles.overview import areas, overview
 
 #: Steps shown one by one; the sums always cover all.
-STEPS_SHOWN = 12
+STEPS_SHOWN = 6
 
 
 def line(console: Console, text: str = "") -> None:
@@ -77,12 +79,14 @@ def _show_forecast(console: Console, config: Config, rollouts: Forecast) -> None
             f"Forwards of a rank: {rollouts.forwards:,}, against {rollouts.single_forwards:,} with one sample a row "
             f"({saved:.1%} fewer)",
         )
+        if rollouts.outlook is not None:
+            _show_outlook(console, rollouts.outlook)
     for note in rollouts.notes:
         line(console, f"Note: {note}")
 
 
 def _step_table(rollouts: Forecast) -> Table:
-    title = "Packs of a rank, their fill, and work as a multiple of the bound that no packing can beat"
+    title = "Packs of a rank, their fill, and work against what no packing can beat"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for heading in ("step", "packs", "bound", "fill", "token work", "x bound", "pair work", "x bound"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -103,6 +107,46 @@ def _step_table(rollouts: Forecast) -> Table:
             f"{work.attention_pair_work:,}",
             f"{work.attention_pair_work / bounds.attention_pair_work:.2f}",
         )
+    return table
+
+
+def _show_outlook(console: Console, outlook: Outlook) -> None:
+    console.print(_outlook_table(outlook))
+    line(console, outlook.verdict)
+    if outlook.floor:
+        line(console, outlook.floor)
+    if outlook.dispatch:
+        line(console, f"Of dispatches, in arrival order -> {'as planned' if outlook.balanced else 'built at once'}:")
+    for name, (before, after) in outlook.dispatch.items():
+        shown = f"{before:.3f} -> {after:.3f}" if isinstance(before, float) else f"{before:,} -> {after:,}"
+        line(console, f"  {name:22} {shown}")
+    if not outlook.expert:
+        line(console, f"Expert work is not counted: {outlook.expert_unknown}.")
+    if outlook.balanced:
+        line(
+            console,
+            f"Search: {counted(outlook.proposals, 'proposal')} in {counted(len(outlook.traces), 'step')}; stopped: "
+            f"{told_stops(stops_of(outlook.traces))}; planned in {outlook.seconds:.3f} s",
+        )
+
+
+def _outlook_table(outlook: Outlook) -> Table:
+    if outlook.balanced:
+        title = "Balanced against arrival order: gap is work over its bound, removed a share of the removable"
+        headings = ["arrival", "planned", "bound", "gap", "removable", "removed"]
+    else:
+        title = "Headroom: what lies over the bound, and how much of it an order built at once removes"
+        headings = ["arrival", "bound", "removable", "built", "removed"]
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("work", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for gain in outlook.gains:
+        removed = "-" if gain.removed is None else f"{gain.removed:.1f} %"
+        before, after, bound = (f"{value:,}" for value in (gain.before, gain.after, gain.bound))
+        removable, gap = f"{gain.removable:.1f} %", f"{gain.gap:.1f} %"
+        row = [before, after, bound, gap, removable] if outlook.balanced else [before, bound, removable, after]
+        table.add_row(gain.title, *row, removed)
     return table
 
 

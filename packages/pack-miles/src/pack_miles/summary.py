@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import attrs
 from pack_core import PackError, rebuild, samples_of
 
+from pack_miles.balance import Planning, planning_of
 from pack_miles.events import (
     Checkpoint,
     Event,
@@ -85,7 +86,7 @@ class UpdateRow:
 class RunSummary:
     """One run. `log_prob_*` compare trainer and rollout, `check_*` scoring and training (nats; None: none recorded).
 
-    `missing` are the ranks without a log; `updates` are then of the others alone.
+    `missing` are the ranks without a log; `updates` are then of the others alone. `planning` is None without plans.
     """
 
     name: str
@@ -100,6 +101,7 @@ class RunSummary:
     collections: tuple[CollectionRow, ...]
     updates: tuple[UpdateRow, ...]
     pictures: tuple[PackPicture, ...]
+    planning: Planning | None
     log_prob_mean: float | None
     log_prob_max: float | None
     checks: int
@@ -215,6 +217,7 @@ def _summarize(run: RunLogs) -> RunSummary:
         collections=tuple(_collection_row(e) for e in _once([e for e in events if isinstance(e, Rollout)])),
         updates=updates,
         pictures=_pictures(run, updates),
+        planning=planning_of(run.plans(), {row.step: row.rollout_id for row in updates}, events),
         log_prob_mean=sum(mean * e.active_tokens for mean, e in differing) / tokens if tokens else None,
         log_prob_max=max((event.max_abs for event in scores), default=None),
         checks=len(checks),

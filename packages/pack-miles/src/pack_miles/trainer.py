@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import msgspec
 import torch
-from pack_core import Plan, record
+from pack_core import Plan, decode, encode
 from pack_torch import (
     ModelConfig,
     SmallModel,
@@ -26,9 +26,9 @@ from pack_miles.actor import Actor
 from pack_miles.collection import DTYPES, advantages, collect, describe, rewards, to_rollout
 from pack_miles.collectives import World
 from pack_miles.config import Config
-from pack_miles.planning import plan_samples
+from pack_miles.planning import Loads, plan_collection
 from pack_miles.progress import Progress
-from pack_miles.samples import RolloutRow, to_samples, write_rows
+from pack_miles.samples import RolloutRow, write_rows
 from pack_miles.scoring_pass import decide
 from pack_miles.sink import ContractSink, contract_path
 from pack_miles.standing import Standing
@@ -94,10 +94,11 @@ def _train(config: Config, task: Task, actor: Actor, policy: SmallModel, clocks:
     progress.begin(first)
     for rollout_id in range(first, config.miles.num_rollout):
         rows = _collect(config, task, rollout_id, actor, policy, clocks)
-        chosen, gains = _plan(config, rollout_id, rows, actor), advantages(config, rows)
+        chosen, loads = _plan(config, rollout_id, rows, actor, clocks)
+        gains = advantages(config, rows)
         # The stride partition: position p of the order is rank p % ranks' sample at place p // ranks.
         column = [to_rollout(rows[index], gains[index], dtype) for index in chosen.order[world.rank :: world.size]]
-        actor.train(rollout_id, column, chosen)
+        actor.train(rollout_id, column, chosen, loads)
         done = rollout_id + 1
         every = config.run.checkpoint_every
         if done == config.miles.num_rollout or (every and done % every == 0):
@@ -171,14 +172,24 @@ def _collect(
     return rows
 
 
-def _plan(config: Config, rollout_id: int, rows: list[RolloutRow], actor: Actor) -> Plan:
-    """Return the collection's plan; rank 0 writes down every input of it."""
-    samples = to_samples(rows)
-    chosen = plan_samples(config, samples)
-    if actor.world.rank == 0:
-        written = record(chosen, samples)
-        actor.sink.write(events.Plan(rank=0, step=actor.completed_steps, rollout_id=rollout_id, record=written))
-    return chosen
+def _plan(
+    config: Config, rollout_id: int, rows: list[RolloutRow], actor: Actor, clocks: Clocks
+) -> tuple[Plan, list[Loads] | None]:
+    """Return the collection's plan and, on rank 0, the expert loads it foresees where it follows routes.
+
+    Rank 0 alone looks at its clock, plans, and writes down every input; what all ranks follow are its plan's bytes.
+    """
+    foreseen: list[Loads] | None = None
+
+    def first() -> bytes:
+        nonlocal foreseen
+        step = actor.completed_steps
+        chosen, foreseen, told = plan_collection(config, rows, clocks.tick, step=step, rollout_id=rollout_id)
+        actor.sink.write(told)
+        return encode(chosen)
+
+    chosen = decode(actor.world.from_first(first))
+    return chosen, foreseen
 
 
 def _resume(config: Config, actor: Actor) -> int:
