@@ -8,7 +8,7 @@ import attrs
 import msgspec
 
 from pack_core.digest import digest
-from pack_core.errors import RecordError
+from pack_core.errors import PackError, RecordError
 from pack_core.planner import Step, ending_after, plan_by, searched
 from pack_core.types import Bounds, DispatchCounts, Plan, Sample, Search, SearchTrace, Topology, Work
 from pack_core.verify import verify
@@ -182,6 +182,29 @@ def rebuild(record: Mapping[str, Any], samples: Sequence[Sample], counts: Dispat
             f"the counts are of layers {list(counts.layers)} of {counts.routed_layers} but the record of "
             f"{list(read.layers)} of {read.routed_layers}; give those of that plan"
         )
+    try:
+        made = _again(read, samples, counts)
+    except PackError as error:
+        raise RecordError(f"the recorded plan cannot be made again: {error}") from error
+    if made.digest != read.digest:
+        raise RecordError(
+            f"the record has digest {read.digest} but its samples and options give {made.digest}; "
+            "it was changed, written by another version, or its counts are others"
+        )
+    if (made.work, made.arrival, made.bounds, len(made.tail)) != (
+        read.work,
+        read.arrival,
+        read.bounds,
+        read.tail_samples,
+    ):
+        raise RecordError("the record has other work, bounds or tail than its packs give; it was changed")
+    if made.traces != read.traces:
+        raise RecordError("the record tells of another search than its samples and options give; it was changed")
+    return made
+
+
+def _again(read: _Record, samples: Sequence[Sample], counts: DispatchCounts | None) -> Plan:
+    """The plan, searched again; without the counts its search followed, laid out in the recorded order."""
     trusted = bool(read.layers) and counts is None
 
     def choose(number: int, step: Step, ids: Sequence[str | int]) -> SearchTrace | None:
@@ -203,23 +226,7 @@ def rebuild(record: Mapping[str, Any], samples: Sequence[Sample], counts: Dispat
         counts=counts,
         search=read.search,
     )
-    if trusted:
-        made = _with_expert_figures(made, read)
-    if made.digest != read.digest:
-        raise RecordError(
-            f"the record has digest {read.digest} but its samples and options give {made.digest}; "
-            "it was changed, written by another version, or its counts are others"
-        )
-    if (made.work, made.arrival, made.bounds, len(made.tail)) != (
-        read.work,
-        read.arrival,
-        read.bounds,
-        read.tail_samples,
-    ):
-        raise RecordError("the record has other work, bounds or tail than its packs give; it was changed")
-    if made.traces != read.traces:
-        raise RecordError("the record tells of another search than its samples and options give; it was changed")
-    return made
+    return _with_expert_figures(made, read) if trusted else made
 
 
 def _check_traces(read: _Record, samples: int) -> None:

@@ -1,7 +1,7 @@
 """The one entry: a collection of samples to the packs of every rank and optimizer step."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -173,16 +173,8 @@ def plan_by(
     cap = None if max_documents is None else as_integer(max_documents, "max_documents")
     rules = Rules(topology.ranks, as_integer(capacity, "capacity"), equalize, cap)
     check_method(equalize)
-    lengths = as_lengths([sample.length for sample in samples], ids=ids)
-    check_fit(lengths, rules.capacity, ids)
-    folded = _folded(counts, len(samples), topology)
-    complete = len(samples) - len(samples) % step_samples
-    # Each block is planned over its own lengths, so that the cost of a plan grows with its samples, not with
-    # samples times steps.
-    spans = [range(start, start + step_samples) for start in range(0, complete, step_samples)]
-    steps = [_step(span, lengths, counts, folded, rules) for span in spans]
+    steps = _steps(samples, ids, step_samples, rules, counts, topology)
     traces = [choose(number, step, ids[step.span.start : step.span.stop]) for number, step in enumerate(steps)]
-    orders = [range(step_samples) if trace is None else trace.order for trace in traces]
     before = [_laid(step, range(step_samples), topology) for step in steps]
     after = [
         arrival if trace is None else _laid(step, trace.order, topology)
@@ -190,8 +182,8 @@ def plan_by(
     ]
     arrival = [_work(step, laid) for step, laid in zip(steps, before, strict=True)]
     works = [_work(step, laid) for step, laid in zip(steps, after, strict=True)] if search else arrival
-    tail = tuple(range(complete, len(samples)))
-    order = (*(step.span[place] for step, places in zip(steps, orders, strict=True) for place in places), *tail)
+    tail = tuple(range(len(steps) * step_samples, len(samples)))
+    order = (*_ordered(steps, traces), *tail)
     schedules = tuple(_at(step.span, laid) for step, laid in zip(steps, after, strict=True))
     return Plan(
         topology=topology,
@@ -212,6 +204,31 @@ def plan_by(
         routed_layers=counts.routed_layers if counts else 0,
         digest=digest(order, schedules),
     )
+
+
+def _steps(
+    samples: Sequence[Sample],
+    ids: Sequence[str | int],
+    step_samples: int,
+    rules: Rules,
+    counts: DispatchCounts | None,
+    topology: Topology,
+) -> list[Step]:
+    """The complete blocks, each over its own lengths: so the cost of a plan grows with samples, not samples x steps."""
+    lengths = as_lengths([sample.length for sample in samples], ids=ids)
+    check_fit(lengths, rules.capacity, ids)
+    folded = _folded(counts, len(samples), topology)
+    complete = len(samples) - len(samples) % step_samples
+    return [
+        _step(range(start, start + step_samples), lengths, counts, folded, rules)
+        for start in range(0, complete, step_samples)
+    ]
+
+
+def _ordered(steps: Sequence[Step], traces: Sequence[SearchTrace | None]) -> Iterator[int]:
+    """The samples of all complete blocks in the order chosen."""
+    for step, trace in zip(steps, traces, strict=True):
+        yield from step.span if trace is None else (step.span[place] for place in trace.order)
 
 
 def _step(

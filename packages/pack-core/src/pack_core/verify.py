@@ -1,13 +1,15 @@
 """The invariants of a plan, read from the plan and the samples alone.
 
-Nothing here is shared with the planner but the values and the digest, so a mistake there is not repeated here.
+Nothing here is shared with the planner but the values and the digest, so a mistake there is not repeated here; the
+packs of arrival order, which a reordered plan does not hold, are the exception: `schedule` cuts them.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from pack_core.claims import wrong_claims
 from pack_core.digest import digest
-from pack_core.types import DispatchCounts, Plan, Sample, Schedule
+from pack_core.types import DispatchCounts, Plan, Sample
 
 
 def verify(plan: Plan, samples: Sequence[Sample], counts: DispatchCounts | None = None) -> list[str]:
@@ -17,7 +19,7 @@ def verify(plan: Plan, samples: Sequence[Sample], counts: DispatchCounts | None 
     its cap of documents; the order is that of arrival, or in a balanced plan a permutation of each step, and ranks keep
     to it; all ranks have the same number of packs and none is empty; no sample leaves its optimizer step; position p
     lies on rank `p % ranks`; no step has more packs or work than in arrival order; work, bounds and digest are those
-    of the packs. It never raises on a wrong plan, however wrong.
+    of the packs, and the work of arrival order that of its packs. It never raises on a wrong plan, however wrong.
 
     Args:
         plan: the plan to judge.
@@ -85,6 +87,18 @@ def _order(plan: Plan, samples: Sequence[Sample]) -> Iterator[str]:
                 f"where {_name(samples, position)} arrived"
             )
             break
+    yield from _strangers(plan, samples)
+
+
+def _strangers(plan: Plan, samples: Sequence[Sample]) -> Iterator[str]:
+    """Samples that the order has in another step than the one they arrived in."""
+    size = max(plan.step_samples, 1)
+    if plan.pack_order == "arrival":
+        return  # any other order than that of arrival was said
+    for position, index in enumerate(plan.order[: len(plan.steps) * size]):
+        if 0 <= index < len(samples) and index // size != position // size:
+            step = f"step {position // size}, not its own"
+            yield f"the order has {_name(samples, index)} at position {position}, in {step}"
 
 
 def _tail(plan: Plan, samples: Sequence[Sample]) -> Iterator[str]:
@@ -177,92 +191,15 @@ def _figures(plan: Plan, samples: Sequence[Sample], counts: DispatchCounts | Non
             f"there are {len(plan.steps)} steps, {len(plan.work)} works, {len(plan.arrival)} works in arrival order "
             f"and {len(plan.bounds)} bounds"
         )
-    for number, step in enumerate(plan.steps):
-        claims = [*_work(plan, samples, number, step), *_bounds(plan, samples, number)]
-        if counts is not None and counts.samples == len(samples):
-            claims += _expert_work(plan, counts, number, step)
-        for name, claimed, true in claims:
-            if claimed != true:
-                yield f"step {number} claims {name} {claimed} but its packs give {true}"
+    known = counts if counts is not None and counts.samples == len(samples) else None
+    yield from wrong_claims(plan, samples, known)
     found = digest(plan.order, plan.steps)
     if plan.digest != found:
         yield f"the digest is {plan.digest} but the order and packs give {found}"
 
 
-_Claim = tuple[str, float, float]
-
-
-def _work(plan: Plan, samples: Sequence[Sample], number: int, step: Schedule) -> list[_Claim]:
-    if number >= len(plan.work):
-        return []
-    said, packs = plan.work[number], max((len(packs) for packs in step.packs), default=0)
-    tokens, pairs, every = 0, 0, []
-    for p in range(packs):
-        lengths = [list(_lengths(rank[p], samples)) for rank in step.packs if p < len(rank)]
-        tokens += max(sum(one) for one in lengths)
-        pairs += max(sum(length * length for length in one) for one in lengths)
-        every += [sum(one) for one in lengths]
-    room = len(step.packs) * packs * plan.capacity
-    return [
-        ("packs_per_rank", said.packs_per_rank, packs),
-        ("attention_token_work", said.attention_token_work, tokens),
-        ("attention_pair_work", said.attention_pair_work, pairs),
-        ("model_tokens", said.model_tokens, sum(every)),
-        ("max_pack_tokens", said.max_pack_tokens, max(every, default=0)),
-        ("fill_fraction", said.fill_fraction, sum(every) / room if room else 0.0),
-    ]
-
-
-def _bounds(plan: Plan, samples: Sequence[Sample], number: int) -> list[_Claim]:
-    lengths = [samples[index].length for index in _block(plan, samples, number)]
-    if number >= len(plan.bounds) or not lengths:
-        return []
-    said, ranks = plan.bounds[number], plan.topology.ranks
-    squares = [length * length for length in lengths]
-    return [
-        ("least packs_per_rank", said.packs_per_rank, _ceil(sum(lengths), ranks * max(plan.capacity, 1))),
-        ("least attention_token_work", said.attention_token_work, max(_ceil(sum(lengths), ranks), *lengths)),
-        ("least attention_pair_work", said.attention_pair_work, max(_ceil(sum(squares), ranks), *squares)),
-    ]
-
-
-def _expert_work(plan: Plan, counts: DispatchCounts, number: int, step: Schedule) -> list[_Claim]:
-    """Expert figures, added up sample by sample; counts per expert go to owners of equal, neighbouring shares."""
-    places, share = plan.topology.expert_parallel, max(counts.places // plan.topology.expert_parallel, 1)
-    loads: Counter[tuple[int, int, int, int]] = Counter()
-    for rank, packs in enumerate(step.packs):
-        for p, index in ((p, index) for p, one in enumerate(packs) for index in one if 0 <= index < counts.samples):
-            for at, times in enumerate(counts.of(index)):
-                layer, place = divmod(at, counts.places)
-                loads[rank // places, p, layer, place // share] += times
-    replicas, depth = range(plan.topology.replicas), range(len(counts.layers))
-    packs_of = range(max((len(packs) for packs in step.packs), default=0))
-    peaks = {
-        (g, p): [max(loads[g, p, layer, d] for d in range(places)) for layer in depth]
-        for g in replicas
-        for p in packs_of
-    }
-    work = sum(max(peaks[g, p][layer] for g in replicas) for p in packs_of for layer in depth)
-    totals = Counter[tuple[int, int]]()
-    for (g, p, _, _), times in loads.items():
-        totals[g, p] += times
-    skews = [sum(peaks[one]) * places / totals[one] if totals[one] else 1.0 for one in peaks]
-    if number >= len(plan.work) or not skews:
-        return []
-    said = plan.work[number]
-    return [
-        ("critical_work_proxy", said.critical_work_proxy or 0, work),
-        ("max_slot_assignments", said.max_slot_assignments or 0, max(loads.values(), default=0)),
-        ("skew_max", said.skew_max or 0.0, max(skews)),
-    ]
-
-
 def _lengths(indices: Iterable[int], samples: Sequence[Sample]) -> Iterator[int]:
     return (samples[index].length for index in indices if 0 <= index < len(samples))
-
-
-def _ceil(numerator: int, denominator: int) -> int:
-    return (numerator + denominator - 1) // denominator
 
 
 def _brief(indices: tuple[int, ...]) -> str:

@@ -72,10 +72,7 @@ def dispatch_loads(schedule: Schedule, counts: DispatchCounts) -> list[list[list
     [[[[3, 5]]]]
     """
     ranks, places = len(schedule.packs), counts.places
-    if ranks % places:
-        raise CountError(
-            f"{ranks} ranks are no whole replicas of {places} destinations; fold the counts to expert_parallel places"
-        )
+    _check_replicas(ranks, places)
     rows = {index: counts.of(index) for packs in schedule.packs for one in packs for index in one}
     return [
         [
@@ -126,6 +123,7 @@ def bounds(lengths: Lengths, ranks: int, capacity: int, counts: DispatchCounts |
         counts: of the same samples, by destination.
 
     Raises:
+        CountError: the ranks are no whole replicas of `counts.places` ranks.
         PackError: there are no samples, the counts are of others, or `ranks` or `capacity` is below 1.
 
     >>> bounds([2, 3, 4], ranks=2, capacity=4)  # doctest: +ELLIPSIS
@@ -144,6 +142,7 @@ def bounds(lengths: Lengths, ranks: int, capacity: int, counts: DispatchCounts |
     if counts is None:
         return found
     _check_samples(counts, len(tokens))
+    _check_replicas(ranks, counts.places)
     totals, largest = column_figures(counts.counts, counts.row)
     places, replicas = counts.places, ranks // counts.places
     layers = [slice(at, at + places) for at in range(0, counts.row, places)]
@@ -188,6 +187,13 @@ def _sum_of_largest(loads: Sequence[Sequence[int]]) -> int:
 def _check_samples(counts: DispatchCounts, samples: int) -> None:
     if counts.samples != samples:
         raise PackError(f"there are {samples:,} lengths but counts of {counts.samples:,} samples; give one of each")
+
+
+def _check_replicas(ranks: int, places: int) -> None:
+    if ranks % places:
+        raise CountError(
+            f"{ranks} ranks are no whole replicas of {places} destinations; fold the counts to expert_parallel places"
+        )
 
 
 def _check_known(schedule: Schedule, samples: int) -> None:

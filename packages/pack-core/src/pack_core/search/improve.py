@@ -16,6 +16,9 @@ from pack_core.search.objective import Objective
 from pack_core.search.priced import Limits, PricedSearch
 from pack_core.types import Search, SearchTrace, Topology
 
+#: Squared lengths of a step that sums of 64 bits hold with room to spare.
+_WIDEST = 2**61
+
 #: Starts the clock of one search and returns what says, given the attempts so far, whether it is over.
 Watch = Callable[[], Callable[[int], bool]]
 
@@ -61,7 +64,9 @@ def improve(
     """
     if search.method == "reference":
         return _as_reference(block, search, seed, watch())
-    kernel = kernel_of(block.counts, len(block.lengths), block.destinations, search.kernels)
+    wide = sum(length * length for length in block.lengths) >= _WIDEST
+    kernels = "python" if wide else search.kernels  # both give the same plan, but NumPy's integers end at 64 bits
+    kernel = kernel_of(block.counts, len(block.lengths), block.destinations, kernels)
     candidates, objective = _candidates(block, kernel)
     baseline = _baseline(candidates, search)
     priced = PricedSearch(
@@ -155,14 +160,16 @@ def _baseline(candidates: Sequence[_Candidate], search: Search) -> _Candidate:
     guarded figure worse. A plan with fewer, fuller packs always has a larger load in each dispatch: holding that to
     arrival order would refuse every one.
     """
-    arrival = candidates[0]
+    arrival, limit = candidates[0], search.max_slot_assignments
     works = {"packs_per_rank", "critical_work_proxy", "attention_token_work", "attention_pair_work"}
     fit = [arrival]
     for candidate in candidates[1:]:
         refused = set(worse(candidate.standing, arrival.standing))
-        over = search.max_slot_assignments is not None and candidate.standing[4] > search.max_slot_assignments
+        over = limit is not None and candidate.standing[4] > limit
         if not over and not (refused if search.guard == "reference" else refused & works):
             fit.append(candidate)
+    if limit is not None and arrival.standing[4] > limit and len(fit) > 1:
+        fit.remove(arrival)
     return min(fit, key=lambda candidate: (candidate.standing[0], candidate.value))
 
 

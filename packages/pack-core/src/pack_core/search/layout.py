@@ -35,7 +35,7 @@ class Cut:
     needed: int
 
 
-@attrs.define(eq=False)  # not frozen, which would take a third of the time of weighing one
+@attrs.define  # not frozen, which would take a third of the time of weighing one
 class Swap:
     """Two samples that would change places, and what attention work would be.
 
@@ -138,7 +138,7 @@ class Layout:
         return Cut(column, offsets, len(offsets) - 1)
 
     def _level(self, cut: Cut, packs: int) -> Cut:
-        if cut.needed == packs:
+        if cut.needed == packs and self.rules.equalize != "balanced":
             return cut
         totals = [0, *accumulate([self.lengths[index] for index in cut.column])]
         offsets = split(cut.offsets, totals, packs, self.rules.equalize, self.rules.max_documents)
@@ -156,7 +156,7 @@ class Layout:
     def _holds(self, rank: int, old: int, new: int) -> bool:
         """Whether next-fit cuts the column at the same places when `new` stands where `old` does."""
         cut, lengths, p, capacity = self._cuts[rank], self.lengths, self.pack_of[old], self.rules.capacity
-        if cut.needed != self.packs:
+        if cut.needed != self.packs or self.rules.equalize == "balanced":
             return False  # an equalized column is split by its tokens: look closely
         tokens = self.tokens[p][rank] - lengths[old] + lengths[new]
         if tokens > capacity:
@@ -192,8 +192,7 @@ class Layout:
 
     def _recut(self, first: int, second: int) -> Swap | str:
         cuts = {rank: self._cut(column) for rank, column in self._swapped_columns(first, second).items()}
-        others = [cut.needed for rank, cut in enumerate(self._cuts) if rank not in cuts]
-        packs = max(*(cut.needed for cut in cuts.values()), *others)
+        packs = max(cuts.get(rank, cut).needed for rank, cut in enumerate(self._cuts))
         if packs > self.packs:
             return "packs_per_rank"
         if packs < self.packs:

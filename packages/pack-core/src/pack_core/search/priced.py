@@ -74,7 +74,6 @@ class PricedSearch:
     def run(self, order: Sequence[int]) -> None:
         """Search from an order until a limit is met or nothing new is found."""
         self._enter(order)
-        self._offer()
         home, lowest, still, idle = self._layout.order(), self._value, 0, 0
         while not self._ended(idle):
             if still >= _PATIENCE:
@@ -85,7 +84,6 @@ class PricedSearch:
             self._batch()
             still += self.attempts - drawn
             idle += max(self.proposals - scored, 1)
-            self._offer()
             if self._value < lowest:
                 home, lowest, still, idle = self._layout.order(), self._value, 0, 0
 
@@ -95,9 +93,11 @@ class PricedSearch:
         self._expert_work = self._loads.work
         self._seen: set[tuple[int, int]] = set()
         self._value = self._valued(self._expert_work, self._layout.token_work, self._layout.pair_work)
+        self._offer()
 
     def _ended(self, idle: int) -> bool:
-        works = (self._expert_work, self._layout.token_work, self._layout.pair_work)
+        _, expert, _, _, _, token, pair = self.best[1]  # where the search stands, the guard may refuse to stay
+        works = (expert, token, pair)
         if all(work <= bound for work, bound in zip(works, self._limits.bounds, strict=True)):
             self.stop = "lower_bound"
         elif len(self._lengths) < 2:
@@ -187,6 +187,7 @@ class PricedSearch:
                     work += self._expert_work - scored_at
                 elif self.proposals < self._limits.proposals:
                     work = self._loads.score([again.changes])[0]
+                    self.attempts += 1
                     self.proposals += 1
                     self.paths[again.path] += 1
                 else:
@@ -220,6 +221,7 @@ class PricedSearch:
         self._loads.apply(swap.changes)
         self._expert_work, self._seen = expert_work, set()
         self._value = self._valued(expert_work, self._layout.token_work, self._layout.pair_work)
+        self._offer()
 
     def _shake(self) -> None:
         """Carry out a few swaps at random, whatever they cost, to leave a local optimum."""
