@@ -81,6 +81,17 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def core(session: nox.Session) -> None:
+    """Train real OLMo-core models on packed rows, on a CPU, in an environment of their own."""
+    session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
+    # OLMo-core declares pandas and more, with caps on what else may be there; building and running models needs these.
+    session.install("--no-deps", "ai2-olmo-core==3.0.0", "cached-path==1.8.10")
+    names = ("bettermap==1.3.1", "dataclass-extensions==0.5.0", "boto3", "google-cloud-storage", "huggingface_hub")
+    session.install(TORCH, *names, "pyyaml")
+    session.run("pytest", "tests/core_backend", *session.posargs, env=THREADS | {"HF_HUB_OFFLINE": "1"})
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build the wheels and use them from a clean environment outside the checkout."""
     session.install("build", "virtualenv")

@@ -37,6 +37,11 @@ WITH_TORCH = {
     "collection",
     "collectives",
     "column",
+    "core",
+    "core_arguments",
+    "core_attention",
+    "core_checks",
+    "core_replay",
     "launch",
     "observed",
     "sampling",
@@ -126,6 +131,11 @@ def test_no_module_imports_itself_in_a_circle(package: str) -> None:
 
     for module in graph:
         visit(module, ())
+
+
+def test_olmo_core_is_named_in_one_module() -> None:
+    """It is looked up by name, for every name it takes is checked first; so the imports alone would not tell."""
+    assert [path.stem for path in sources("pack_miles") if '"olmo_core.' in path.read_text()] == ["core_library"]
 
 
 def test_only_the_training_runtime_imports_torch() -> None:

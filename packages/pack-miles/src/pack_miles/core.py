@@ -1,0 +1,311 @@
+"""OLMo-core models on packed rows: built from Core's own configuration, checked, and run as the small model is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import attrs
+import torch
+from pack_core import Topology
+from pack_torch import ModelOutput, PackedBatch, check_routes
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from pack_miles import core_replay
+from pack_miles.core_arguments import check_forward, document_arguments
+from pack_miles.core_attention import check_flash_4, use_segment
+from pack_miles.core_checks import check_documents_apart
+from pack_miles.core_library import load
+from pack_miles.errors import InputError
+
+
+@attrs.frozen
+class Geometry:
+    """The sizes of a built model that packing needs.
+
+    Args:
+        layers: decoder layers.
+        vocabulary: rows of the embedding.
+        moe_layers: the layers that route.
+        experts: routed experts of a layer, over all ranks; 0 without any.
+        top_k: experts of a token; 0 without any.
+    """
+
+    layers: int
+    vocabulary: int
+    moe_layers: tuple[int, ...] = ()
+    experts: int = 0
+    top_k: int = 0
+
+
+def build_core(
+    config: Any,
+    *,
+    device: torch.device | str = "cpu",
+    attention: str | None = None,
+    recompute: bool = False,
+    max_tokens: int | None = None,
+) -> Any:
+    """Return an OLMo-core model built on a device, its weights drawn from the configuration's `init_seed`.
+
+    Args:
+        config: a `TransformerConfig` of Core, or the mapping one is saved as.
+        device: where it lies.
+        attention: backend of every attention layer: `segment`, or one of Core's names; None leaves the configuration.
+        recompute: keep no activations inside a block and run it again in the backward.
+        max_tokens: of the longest row, to prepare rotary tables for.
+
+    Raises:
+        InputError: OLMo-core is not the one driven here, or the configuration is none of its own.
+    """
+    library = load()
+    if isinstance(config, Mapping):
+        config = library.TransformerConfig.from_dict(dict(config))
+    if not isinstance(config, library.TransformerConfig):
+        raise InputError(
+            f"the model configuration is {type(config).__name__}; give OLMo-core's TransformerConfig, or the mapping "
+            "that its as_config_dict() saves"
+        )
+    config = copy.deepcopy(config)
+    if attention is not None:
+        _choose_attention(config, attention)
+    routed = hasattr(config, "recompute_each_block")
+    if recompute and routed:
+        config.recompute_each_block = True
+    core = config.build(init_device="cpu" if str(device) == "cpu" else "meta")
+    if attention == "segment":
+        use_segment(core)
+    core.init_weights(device=torch.device(device), max_seq_len=max_tokens)
+    if recompute and not routed:
+        core.apply_activation_checkpointing(library.CheckpointingMode.full)
+    return core
+
+
+def shard_experts(core: Any, topology: Topology) -> Any:
+    """Keep this rank's share of every layer's routed experts, and exchange tokens with the ranks that hold the others.
+
+    Every rank calls it on a model with the same weights, before an optimizer sees them; the degree then changes no
+    result. Replicas are contiguous ranks, as everywhere here.
+
+    Args:
+        core: a built `OLMoDDPModel`.
+        topology: ranks and expert-parallel degree; degree 1 leaves the model as it is.
+
+    Raises:
+        InputError: no layer has routed experts, or the degree does not divide them.
+    """
+    degree = topology.expert_parallel
+    if degree == 1:
+        return core
+    found = {layer: block.routed_experts for layer, block in core_replay.blocks(core).items() if _routed(block)}
+    if not found:
+        raise InputError(f"expert_parallel_size = {degree} but no layer has routed experts; set it to 1")
+    for layer, experts in found.items():
+        if experts.num_experts % degree:
+            raise InputError(
+                f"blocks.{layer} has {experts.num_experts} experts, which do not divide over expert_parallel_size = "
+                f"{degree}; choose a degree that divides them"
+            )
+    whole = {layer: dict(experts.named_parameters()) for layer, experts in found.items()}
+    kind = next(core.parameters()).device.type
+    mesh = init_device_mesh(kind, (topology.replicas, degree), mesh_dim_names=("ep_dp", "ep_mp"))
+    core.apply_ep(dp_mesh=None, ep_mesh=mesh)
+    place = mesh["ep_mp"].get_local_rank()
+    with torch.no_grad():
+        for layer, experts in found.items():
+            for name, parameter in experts.named_parameters():
+                parameter.copy_(whole[layer][name].tensor_split(degree)[place])
+    return core
+
+
+def _routed(block: Any) -> bool:
+    return getattr(block, "routed_experts", None) is not None
+
+
+def _choose_attention(config: Any, attention: str) -> None:
+    library = load()
+    names = [str(name) for name in library.BackendName]
+    if attention not in ("segment", *names):
+        raise InputError(f"attention {attention!r} is not one of segment, {', '.join(names)}")
+    if attention == "flash_4":
+        check_flash_4(library)
+    backend = library.BackendName("torch" if attention == "segment" else attention)
+    blocks = list(config.block.values()) if isinstance(config.block, dict) else [config.block]
+    for block in [*blocks, *(config.block_overrides or {}).values()]:
+        if isinstance(block.sequence_mixer, library.AttentionConfig):
+            block.sequence_mixer.backend = backend
+            block.sequence_mixer.use_flash = None
+
+
+class CoreModel(nn.Module):
+    """An OLMo-core model that takes packed batches: the same calls as `pack_torch.SmallModel`.
+
+    Args:
+        core: a built `Transformer` or `OLMoDDPModel`; it takes hooks of this class, and belongs to it from now on.
+        packed: rows hold several documents, and every forward is told of them. False is for one sample a row on
+            whatever attention there is; a row of several is then refused.
+        replay: recorded expert choices will be replayed; refused where they cannot be.
+
+    Raises:
+        InputError: a layer that would mix documents, or a router that replay does not reach; lists all of them.
+    """
+
+    def __init__(self, core: nn.Module, *, packed: bool = True, replay: bool = False) -> None:
+        """Check the model layer by layer and put the hooks on."""
+        super().__init__()
+        if packed:
+            check_documents_apart(core)
+            core.register_forward_pre_hook(check_forward, with_kwargs=True)
+        if replay:
+            core_replay.check_replay(core)
+        core_replay.install(core)
+        self.core, self.packed, self.replay = core, packed, replay
+        self.geometry = _geometry(core)
+
+    def forward(self, batch: PackedBatch, *, loss_div_factor: float | None = None) -> ModelOutput:
+        """Return hidden states before the head and the experts each token went to.
+
+        Args:
+            batch: its `routes` are replayed; without them the routers choose.
+            loss_div_factor: what auxiliary router losses are divided by, see `auxiliary_denominator`; needed where
+                there are any, in training.
+
+        Raises:
+            ValueError: before anything is sent: see `check`; a training forward with auxiliary losses without a factor.
+        """
+        self.check(batch)
+        if loss_div_factor is None and self.training and torch.is_grad_enabled() and self.auxiliary_losses():
+            raise ValueError(
+                f"the routers have auxiliary losses ({', '.join(self.auxiliary_losses())}) but no loss_div_factor was "
+                "given; OLMo-core would weigh them once a pack: give auxiliary_denominator(counts of the step)"
+            )
+        choices = core_replay.Choices(batch.routes, self.geometry.moe_layers)
+        factor = torch.tensor(float(batch.tokens if loss_div_factor is None else loss_div_factor))
+        named: dict[str, Any] = document_arguments(batch) if self.packed else {}
+        if self.geometry.moe_layers:
+            named["loss_div_factor"] = choices.ride_on(factor.to(batch.input_ids.device))
+        hidden = self._hidden(batch.input_ids.unsqueeze(0), named)
+        choices.check(self.geometry.moe_layers)
+        routes = choices.table(batch.tokens, self.geometry.layers, self.geometry.top_k, hidden.device)
+        return ModelOutput(hidden, routes)
+
+    def _hidden(self, tokens: Tensor, named: dict[str, Any]) -> Tensor:
+        """Return `[T, D]`, what the blocks make of the row; the head sees it but works on no row."""
+        seen: list[Tensor] = []
+
+        def look(head: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            seen.append(arguments[0])
+
+        none = torch.zeros(1, 0, dtype=torch.int64, device=tokens.device)
+        hook = self.head.register_forward_pre_hook(look)
+        try:
+            self.core(tokens, logits_to_keep=none, **named)
+        finally:
+            hook.remove()
+        return seen[0].squeeze(0)
+
+    def check(self, batch: PackedBatch) -> None:
+        """Raise unless this model can run `batch`: documents, token ids, and replayed routes.
+
+        With expert parallelism, check the packs of all ranks before the first forward: a rank that stops here alone
+        would leave the others waiting.
+
+        Raises:
+            ValueError: names the sample and what is wrong with it.
+        """
+        geometry = self.geometry
+        if not self.packed and batch.documents > 1:
+            raise ValueError(
+                f"the row has {batch.documents} documents but the model was built for one sample a row; build it with "
+                "packed=True"
+            )
+        outside = ((batch.input_ids < 0) | (batch.input_ids >= geometry.vocabulary)).nonzero()
+        if outside.numel():
+            row = int(outside[0])
+            raise ValueError(
+                f"{batch.name(int(batch.document_ids[row]))}: token {int(batch.input_ids[row])} at row {row:,} of the "
+                f"pack is outside the vocabulary of {geometry.vocabulary:,}; was it tokenized for another model?"
+            )
+        if batch.routes is None:
+            return
+        if not self.replay:
+            raise ValueError(
+                "the batch has routes but the model was built without replay; give replay=True, or leave them"
+            )
+        expected = (geometry.layers, geometry.top_k)
+        found = tuple(batch.routes.shape[1:])
+        if found != expected:
+            raise ValueError(
+                f"{batch.name(0)}: routes have {found[0]} layers and top_k {found[1]} but the "
+                f"model has {expected[0]} layers and top_k {expected[1]}; record every decoder layer, dense ones too"
+            )
+        names = [rollout.id for rollout in batch.rollouts]
+        check_routes(batch.routes, geometry.experts, geometry.moe_layers, doc_lens=batch.doc_lens, names=names or None)
+
+    @property
+    def head(self) -> Any:
+        """Core's output head: the last norm and the projection."""
+        return cast(Any, self.core).lm_head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return `[rows, V]` for `[rows, D]` of a forward's hidden states; the last norm is applied here."""
+        return cast(Tensor, self.head(hidden.unsqueeze(0))).squeeze(0)
+
+    def dividing(self, loss_div_factor: float) -> Dividing:
+        """Return this model for `response_log_probs`, its forwards dividing auxiliary losses by the factor."""
+        return Dividing(self, loss_div_factor)
+
+    def auxiliary_losses(self) -> list[str]:
+        """Return the auxiliary router losses that are on, by Core's names."""
+        names = ("lb_loss_weight", "z_loss_weight", "orth_loss_weight")
+        found = core_replay.routers(self.core).values()
+        return [name for name in names if any(getattr(router, name) for router in found)]
+
+    def stochastic(self) -> list[str]:
+        """Return what draws random numbers in training, by path; two forwards of a row then differ."""
+        names = [name for name, module in self.core.named_modules() if isinstance(module, nn.Dropout) and module.p > 0]
+        names += [name for name, module in self.core.named_modules() if getattr(module, "dropout_p", 0) > 0]
+        for layer, router in core_replay.routers(self.core).items():
+            options = [option for option in ("jitter_eps", "random_expert_assignment") if getattr(router, option)]
+            names += [f"blocks.{layer}.routed_experts_router.{option}" for option in options]
+        return names
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """Return this rank's share of the routed experts; ranks of a replica hold different ones."""
+        routed = [block.routed_experts for block in core_replay.blocks(self.core).values() if _routed(block)]
+        return [parameter for experts in routed for parameter in experts.parameters()]
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """Return everything every rank holds alike: all but the routed experts."""
+        own = {id(parameter) for parameter in self.expert_parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in own]
+
+
+@attrs.frozen(eq=False)
+class Dividing:
+    """A model with the factor that its forwards of one optimizer step divide auxiliary losses by."""
+
+    model: CoreModel
+    loss_div_factor: float
+
+    def __call__(self, batch: PackedBatch) -> ModelOutput:
+        """Return the model's output for the batch."""
+        return cast(ModelOutput, self.model(batch, loss_div_factor=self.loss_div_factor))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return `[rows, V]` for `[rows, D]`."""
+        return self.model.logits(hidden)
+
+
+def _geometry(core: Any) -> Geometry:
+    found = core_replay.routers(core)
+    sizes = {(int(router.num_experts), int(router.top_k)) for router in found.values()}
+    if len(sizes) > 1:
+        raise InputError(
+            f"the routed layers differ in (experts, top_k): {sorted(sizes)}; routes are recorded as one table, so make "
+            "them alike"
+        )
+    experts, top_k = next(iter(sizes), (0, 0))
+    return Geometry(len(core.blocks), core.embeddings.num_embeddings, tuple(found), experts, top_k)
