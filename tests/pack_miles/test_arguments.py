@@ -128,7 +128,7 @@ def test_order_options_appear_in_the_arguments_only_where_they_mean_something(tm
     assert told(**asked, core__pack_order="balanced") == ({"pack_order": "balanced", **search}, None)
     assert told(**asked, core__expert_balanced_packing=True) == (
         {"expert_balanced_packing": True, "expert_balance_layer_stride": 1, **search},
-        "miles.backends.core_utils.expert_schedule.reorder_samples",
+        "pack_miles.producer.reorder_samples",
     )
 
 

@@ -26,6 +26,8 @@ FIELDS = {
     "checkpoint": "path seconds",
     "run_failed": "error",
     "run_finished": "completed_steps rollouts seconds",
+    "expert_schedule": "world ep_degree layers routed_layers seam plan_digest blocks untouched_tail_samples "
+    "counting_seconds planning_seconds",
 }
 
 PACKING = (

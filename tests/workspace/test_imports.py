@@ -18,6 +18,7 @@ ALLOWED = {
 #: Module -> the outsiders that it alone may import, and only inside functions: whoever lacks them loses one function.
 ADAPTERS = {
     ("pack_torch", "flash"): {"flash_attn", "flash_attn_interface"},
+    ("pack_miles", "miles_samples"): {"numpy"},
 }
 
 #: What is imported only once it is chosen, and needs what its package does not: module -> outsiders.
@@ -43,6 +44,7 @@ WITH_TORCH = {
     "core_checks",
     "core_replay",
     "launch",
+    "miles_steps",
     "observed",
     "sampling",
     "scoring",

@@ -32,7 +32,7 @@ SEARCHED = (
 )
 
 #: The hook by which that trainer reorders a collection.
-REORDER_HOOK = "miles.backends.core_utils.expert_schedule.reorder_samples"
+REORDER_HOOK = "pack_miles.producer.reorder_samples"
 
 
 def core_options(config: Config) -> dict[str, Any]:

@@ -254,6 +254,43 @@ class RunFinished(Line, frozen=True, kw_only=True):
     seconds: Amount
 
 
+class ScheduledStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One complete optimizer batch that the producer ordered.
+
+    `block` counts from 0; `indices` are the samples' own, in arrival order, and `search.order` the places chosen, so
+    that `[indices[place] for place in search["order"]]` is what the trainer got. `before` and `after` are named as in
+    `pack_core.Work`. `headroom` holds by work how many percent of arrival's lay over the bound (`removable`) and how
+    many percent of those are gone (`removed`).
+    """
+
+    block: Count
+    indices: list[int]
+    before: dict[str, float | None]
+    after: dict[str, float | None]
+    headroom: dict[str, dict[str, float | None]]
+    reordered: bool
+    search: dict[str, Any]
+
+
+class ExpertSchedule(Line, frozen=True, kw_only=True):
+    """The producer ordered a collection before MILES dealt it to ranks; `step` counts the lines of its file before.
+
+    It knows neither rollout ids nor updates: the samples' indices say which collection it is. `layers` are those
+    counted, none where lengths alone were evened out. `planning_seconds` is all it took, counting and telling included.
+    """
+
+    world: Positive
+    ep_degree: Positive
+    layers: list[Count]
+    routed_layers: Count
+    seam: Literal["groups", "rewards"]
+    plan_digest: str
+    blocks: list[ScheduledStep]
+    untouched_tail_samples: Count
+    counting_seconds: Amount
+    planning_seconds: Amount
+
+
 Event = (
     RunStarted
     | Rollout
@@ -268,6 +305,7 @@ Event = (
     | Checkpoint
     | RunFailed
     | RunFinished
+    | ExpertSchedule
 )
 
 
