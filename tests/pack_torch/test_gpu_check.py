@@ -25,7 +25,7 @@ def called(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(SCRIPTS / "gpu_check.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
     )
 
