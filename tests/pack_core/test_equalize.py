@@ -193,3 +193,10 @@ def test_a_hundred_thousand_samples_take_seconds(method: str) -> None:
     result = equalize(packing, lengths, count=90_000, method=method)
     assert time.process_time() - start < 20
     assert len(result) == 90_000
+
+
+def test_packs_that_lack_documents_or_hold_parts_are_not_cut_further() -> None:
+    for overlong in ("drop", "truncate", "split"):
+        packing = pack([9, 3, 2], capacity=4, overlong=overlong)
+        with pytest.raises(PackError, match="only packs of whole documents, all of them, can be cut further"):
+            equalize(packing, [9, 3, 2], count=4)

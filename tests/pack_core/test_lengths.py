@@ -2,6 +2,7 @@
 
 import decimal
 from array import array
+from typing import Any
 
 import pytest
 from pack_core import LengthError, Sample, as_lengths, pack
@@ -107,3 +108,87 @@ def test_a_sample_takes_the_integers_of_other_libraries() -> None:
     sample = Sample(Scalar(3), Scalar(7), Index(2))  # type: ignore[arg-type]
     assert (sample.id, sample.length, sample.group) == (3, 7, 2)
     assert [type(value) for value in (sample.id, sample.length, sample.group)] == [int, int, int]
+
+
+class Column:
+    """What columns of other libraries offer: their values by `to_pylist`, and what was asked of them."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+        self.asked: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def to_pylist(self) -> list[int]:
+        self.asked.append("values")
+        return list(self._values.tolist())
+
+
+class ByArray(Column):
+    """One that gives its memory by `__array__`."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        self.asked.append("memory")
+        return self._values
+
+
+class ByDlpack(Column):
+    """One that gives its memory by DLPack."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.asked.append("memory")
+        return self._values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._values.__dlpack_device__()
+
+
+@pytest.mark.parametrize("kind", [ByArray, ByDlpack, Column])
+@pytest.mark.parametrize("count", [3, 5_000])
+def test_a_column_is_read_by_its_memory_where_it_is_long_and_by_its_values_otherwise(
+    kind: type[Column], count: int
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    column = kind(numpy.arange(1, count + 1, dtype=numpy.int32))
+    assert as_lengths(column) == array("q", range(1, count + 1))  # type: ignore[arg-type]
+    assert column.asked == (["memory"] if count > 3 and kind is not Column else ["values"])
+    assert list(pack(column, capacity=count)) == list(pack(range(1, count + 1), capacity=count))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", ">i4"])
+def test_long_rows_of_any_width_are_read_and_refused_as_short_ones(width: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    row = numpy.resize(numpy.array([100, 7], dtype=width), 6_000)
+    assert as_lengths(row) == array("q", [100, 7] * 3_000)
+    assert as_lengths(row[::2]) == array("q", [100] * 3_000)
+    row[4_999] = 0
+    with pytest.raises(LengthError, match="the sample at position 4999 has length 0; a sample has at least 1 token"):
+        as_lengths(row)
+    with pytest.raises(LengthError, match="6,000 lengths but 1 ids"):
+        as_lengths(row, ids=["a"])
+
+
+@pytest.mark.parametrize("wrong", ["float64", "bool", "object", "matrix", "sum"])
+def test_long_rows_that_are_no_lengths_are_refused(wrong: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    row = numpy.ones(6_000, dtype="int64")
+    rows = {
+        "float64": (row.astype("float64"), "position 0 has length 1.0"),
+        "bool": (row.astype("bool"), "position 0 has length True"),
+        "object": (numpy.array([1] * 5_999 + [None], dtype=object), "position 5999 has length None"),
+        "matrix": (row.reshape(3_000, 2), "position 0 has length"),
+        "sum": (row * 2**62, "the lengths sum to more than"),
+    }
+    values, message = rows[wrong]
+    with pytest.raises(LengthError, match=message):
+        as_lengths(values)
+    with pytest.raises(LengthError, match=message):
+        pack(values, capacity=2**62, kernels="numpy")
+
+
+def test_lengths_do_not_share_memory_with_what_they_were_read_from() -> None:
+    given = array("q", [3]) * 5_000
+    read = as_lengths(given)
+    given[0] = 9
+    assert read[0] == 3

@@ -79,3 +79,16 @@ def test_samples_made_of_scalars_are_plain_values() -> None:
     assert [type(value) for value in (sample.id, sample.length, sample.group)] == [str, int, int]
     made = plan([sample], topology=Topology(np.int64(1)), capacity=np.int32(256), step_samples=torch.tensor(1))  # type: ignore[arg-type]
     assert (type(made.capacity), type(made.step_samples), type(made.topology.ranks)) == (int, int, int)
+
+
+@pytest.mark.parametrize("dtype", TORCH_WIDTHS)
+def test_a_long_tensor_is_read_where_it_lies(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([120, 7], dtype=dtype).repeat(2_000)
+    assert list(as_lengths(lengths)) == [120, 7] * 2_000
+    found = pack(lengths, capacity=300, strategy="best_fit_decreasing")
+    assert found == pack([120, 7] * 2_000, capacity=300, strategy="best_fit_decreasing", kernels="python")
+    lengths[3_001] = 0
+    with pytest.raises(LengthError, match="position 3001 has length 0"):
+        as_lengths(lengths)
+    with pytest.raises(LengthError, match="position 0 has length True"):
+        as_lengths(lengths.bool())

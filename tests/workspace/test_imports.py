@@ -25,6 +25,7 @@ ADAPTERS = {
 LAZY = {
     ("pack_core", "kernels/counting_numpy"): {"numpy"},
     ("pack_core", "kernels/loads_numpy"): {"numpy"},
+    ("pack_core", "kernels/packing_numpy"): {"numpy"},
     ("pack_core", "search/reference/greedy"): {"numpy"},
     ("pack_core", "search/reference/loop"): {"numpy"},
     ("pack_core", "search/reference/proposals"): {"numpy"},

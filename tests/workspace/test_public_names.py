@@ -8,9 +8,10 @@ import pack_torch
 import pytest
 
 PACK_CORE = """
-    Bounds CountError DispatchCounts LengthError Lengths PackError Packing Plan RecordError RoutingError Sample Schedule
-    Search SearchTrace Topology TopologyError Work WorkReport as_lengths bounds decode digest dispatch_counts
-    dispatch_loads encode equalize fold headroom owners pack plan rebuild record samples_of schedule verify work
+    Bounds Certificate CountError DispatchCounts LengthError Lengths PackError Packing Plan RecordError RoutingError
+    Sample Schedule Search SearchTrace Topology TopologyError Work WorkReport as_lengths bounds certify decode digest
+    dispatch_counts dispatch_loads encode equalize fold headroom owners pack plan rebuild record samples_of schedule
+    verify work
 """
 
 PACK_TORCH = """
@@ -31,8 +32,8 @@ PACK_MILES = """
 #: Errors, values that others return (their example is there), and what acts on gradients.
 WITHOUT_EXAMPLE = """
     CountError LengthError PackError RecordError RoutingError SearchTrace TopologyError
-    AttentionBackend Availability Bounds Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss RouterLoss
-    TokenLoss Work
+    AttentionBackend Availability Bounds Certificate Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss
+    RouterLoss TokenLoss Work
     clip_gradients full_gradients gradient_norm reduce_gradients
 """
 

@@ -1,5 +1,6 @@
 """Sequence packing as pure functions over plain data: lengths to packs, samples to the plan of every rank and step."""
 
+from pack_core.certificate import Certificate, certify
 from pack_core.codec import decode, encode, rebuild, record, samples_of
 from pack_core.digest import digest
 from pack_core.errors import CountError, LengthError, PackError, RecordError, RoutingError, TopologyError
@@ -26,6 +27,7 @@ from pack_core.work import bounds, dispatch_loads, work
 
 __all__ = [
     "Bounds",
+    "Certificate",
     "CountError",
     "DispatchCounts",
     "LengthError",
@@ -45,6 +47,7 @@ __all__ = [
     "WorkReport",
     "as_lengths",
     "bounds",
+    "certify",
     "decode",
     "digest",
     "dispatch_counts",

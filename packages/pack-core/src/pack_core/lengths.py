@@ -4,6 +4,7 @@ import operator
 import reprlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence, Set
+from importlib.util import find_spec
 from typing import SupportsIndex
 
 from pack_core.errors import LengthError, PackError
@@ -12,6 +13,7 @@ from pack_core.errors import LengthError, PackError
 Lengths = Iterable[SupportsIndex]
 
 LARGEST = 2**63 - 1
+_LONG = 2_048
 _INTEGER_FORMATS = frozenset("bBhHiIlLqQnN")
 _UNORDERED_OR_TEXT = (str, bytes, bytearray, Mapping, Set)
 
@@ -19,8 +21,8 @@ _UNORDERED_OR_TEXT = (str, bytes, bytearray, Mapping, Set)
 def as_lengths(values: Lengths, *, ids: Sequence[str | int] | None = None) -> "array[int]":
     """Return the lengths as 64-bit integers, one a sample, in the order given.
 
-    Reads lists, tuples, ranges and iterators of integers, `array.array`, `memoryview`, NumPy arrays and torch tensors
-    of any integer width, and lists of their 0-d elements. Widths never overflow: each value becomes a Python int first.
+    Reads lists, tuples, ranges and iterators of integers, `array.array`, `memoryview`, NumPy arrays, torch tensors and
+    Arrow columns of any integer width, and lists of their 0-d elements. Widths never overflow.
 
     Args:
         values: tokens of each sample, `[samples]`, each at least 1.
@@ -34,15 +36,29 @@ def as_lengths(values: Lengths, *, ids: Sequence[str | int] | None = None) -> "a
     >>> as_lengths(array("B", [200, 200]))
     array('q', [200, 200])
     """
+    row = _by_numpy(values, ids)
+    return array("q", read_lengths(values, ids=ids)) if row is None else row
+
+
+def read_lengths(values: Lengths, *, ids: Sequence[str | int] | None = None) -> list[int]:
+    """Return the lengths as `as_lengths` does, but as a list: the one given where that holds plain integers.
+
+    Raises:
+        LengthError: as `as_lengths`.
+
+    >>> read_lengths([200, 200])
+    [200, 200]
+    """
     if isinstance(values, _UNORDERED_OR_TEXT):
         raise LengthError(f"lengths are a {type(values).__name__}; give a list or array of integers, one a sample")
     if isinstance(values, (array, memoryview)) and _is_flat_integers(values):
-        whole: Sequence[int] = values
+        whole: list[int] = values.tolist()  # integers that are made once are checked and counted sooner
     else:
         whole = _whole_numbers(_listed(values), ids)
     if ids is not None and len(ids) != len(whole):
         raise LengthError(f"{len(whole):,} lengths but {len(ids):,} ids were given; there must be one id a length")
-    return _checked(whole, ids)
+    _check(whole, ids)
+    return whole
 
 
 def as_integer(value: object, name: str, *, least: int = 1) -> int:
@@ -115,8 +131,20 @@ def _is_flat_integers(values: "array[int] | memoryview") -> bool:
     return values.ndim == 1 and values.format in _INTEGER_FORMATS
 
 
+def _by_numpy(values: object, ids: Sequence[str | int] | None) -> "array[int] | None":
+    """Return the lengths of a long row without a Python int for each, or None: it is short, or there is no NumPy."""
+    if isinstance(values, (list, tuple, range)) or operator.length_hint(values) < _LONG:
+        return None
+    if find_spec("numpy") is None:
+        return None
+    from pack_core.kernels.packing_numpy import row_of, whole
+
+    row = row_of(values, ids)
+    return None if row is None else whole(row)
+
+
 def _listed(values: object) -> list[object]:
-    tolist = getattr(values, "tolist", None)
+    tolist = getattr(values, "tolist", getattr(values, "to_pylist", None))
     listed = tolist() if callable(tolist) else values
     if not isinstance(listed, Iterable):
         raise LengthError(f"lengths are one {type(values).__name__}; give a list or array of integers, one a sample")
@@ -147,9 +175,9 @@ def _whole(value: object) -> int | None:
     return operator.index(held)
 
 
-def _checked(whole: Sequence[int], ids: Sequence[str | int] | None) -> "array[int]":
+def _check(whole: Sequence[int], ids: Sequence[str | int] | None) -> None:
     if not whole:
-        return array("q")
+        return
     if min(whole) < 1:
         position = next(p for p, length in enumerate(whole) if length < 1)
         raise LengthError(
@@ -161,7 +189,6 @@ def _checked(whole: Sequence[int], ids: Sequence[str | int] | None) -> "array[in
             f"the lengths sum to more than {LARGEST:,} tokens ({label(position, ids)} has {whole[position]:,}); "
             "check how they were computed"
         )
-    return array("q", whole)
 
 
 def _where(position: int, ids: Sequence[str | int] | None, count: int) -> str:

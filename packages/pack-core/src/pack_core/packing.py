@@ -1,14 +1,23 @@
-"""Lengths to packs, and packs to exactly as many packs as are wanted."""
+"""Lengths to packs: the one entry, `pack`; what cuts packs further is here by name too."""
 
-import heapq
+import operator
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
 
-from pack_core.errors import CountError, PackError
-from pack_core.lengths import Lengths, as_integer, as_lengths, check_fit
-from pack_core.types import Packing
+import attrs
+
+from pack_core.arriving import best_fit, cut_row, first_fit, next_fit
+from pack_core.decreasing import decreasing
+from pack_core.equalize import check_method, equalize, fill, split
+from pack_core.errors import LengthError, PackError
+from pack_core.fewest import fewest
+from pack_core.kernels.packing import FEW, Counts, Kernel, Pieces, Steps, packing_kernel
+from pack_core.lengths import LARGEST, Lengths, as_integer, check_fit, label
+from pack_core.types import Lost, Packing, Parts
+
+__all__ = ["check_method", "equalize", "fill", "pack", "split"]
+
+_OVERLONG = ("error", "drop", "truncate", "split")
 
 
 def pack(
@@ -16,221 +25,179 @@ def pack(
     *,
     capacity: int,
     strategy: str = "next_fit",
+    overlong: str = "error",
     max_documents: int | None = None,
+    align: int = 1,
+    seed: int = 0,
+    attempts: int = 16,
     ids: Sequence[str | int] | None = None,
+    kernels: str | None = None,
 ) -> Packing:
-    """Return packs that hold every sample exactly once, none over `capacity` tokens.
+    """Return packs that hold every document exactly once, none over `capacity` tokens; a pack may be exactly full.
 
-    `next_fit` keeps one pack open and closes it when the next sample does not fit; a pack may be exactly full. It never
-    reorders, splits, truncates or pads, and never looks back.
+    Rollouts keep arrival order: that is `next_fit`, the default. For a dataset whose order does not matter take
+    `best_fit_decreasing`, or `fewest` where every pack counts. Only `concat_split` cuts documents that would fit.
+
+    | strategy | packs | documents of a pack |
+    |---|---|---|
+    | `next_fit` | one is open; it closes when the next document does not fit, and nothing looks back | as they arrive |
+    | `first_fit` | the first one with room | as they arrive |
+    | `best_fit` | the one with least room that suffices, the earliest on ties | as they arrive |
+    | `first_fit_decreasing` | first fit, longest first | longest first, ties as they arrive |
+    | `best_fit_decreasing` | best fit, longest first | longest first, ties as they arrive |
+    | `fewest` | a search, until the lower bound is met or `attempts` are made | longest first, ties as they arrive |
+    | `concat_split` | all documents in one row, cut at the capacity | as they arrive |
+
+    Packs come in the order they are opened, of `fewest` by their longest documents.
 
     Args:
-        lengths: tokens of each sample, `[samples]`; anything `as_lengths` reads.
+        lengths: tokens of each document, `[documents]`; anything `as_lengths` reads. NumPy reads arrays in place.
         capacity: most tokens a pack may hold.
-        strategy: `"next_fit"`.
-        max_documents: most samples a pack may hold; 1 gives one sample a row; None for no cap.
-        ids: names of the samples for error messages, `[samples]`.
+        strategy: one of the table.
+        overlong: what becomes of a document over the capacity: `"error"`, or `"drop"` it, `"truncate"` it to what
+            fits, or `"split"` it into full parts and a rest. The result lists each with its tokens.
+        max_documents: most documents, or parts, a pack may hold; 1 gives one a row; None for no cap.
+        align: room is taken in steps of so many tokens, by each document for itself; "longest" is by that room.
+        seed: for `fewest`, which draws at random from its third attempt on.
+        attempts: most searches of `fewest`. No clock is looked at: the same arguments give the same packs.
+        ids: names of the documents for error messages, `[documents]`.
+        kernels: `"python"` or `"numpy"`, with the same result; None takes NumPy where it is installed and pays.
 
     Raises:
-        LengthError: a length is not a whole number of at least 1, or is over `capacity`; the sample is named.
-        PackError: there are no samples, the strategy is unknown, or `capacity` or `max_documents` is below 1.
+        LengthError: a length is not a whole number of at least 1, or is over `capacity`; the document is named.
+        PackError: there are no documents, an option is unknown, or a number is below what it may be.
 
     >>> list(pack([300, 200, 400, 600], capacity=1024))
     [[0, 1, 2], [3]]
+    >>> list(pack([300, 200, 400, 600], capacity=1024, strategy="best_fit_decreasing"))
+    [[3, 2], [0, 1]]
+    >>> packing = pack([9, 3], capacity=4, overlong="split")
+    >>> list(packing), packing.split, packing.parts.stops
+    ([[0], [0], [0, 1]], array('q', [0]), array('q', [4, 8, 9]))
     """
     if strategy not in _STRATEGIES:
-        raise PackError(f"strategy is {strategy!r}; it must be one of {_names(_STRATEGIES)}")
-    capacity = as_integer(capacity, "capacity")
+        raise PackError(f"strategy is {strategy!r}; it must be one of {', '.join(map(repr, _STRATEGIES))}")
+    if overlong not in _OVERLONG:
+        raise PackError(f"overlong is {overlong!r}; it must be one of {', '.join(map(repr, _OVERLONG))}")
+    capacity, align = as_integer(capacity, "capacity"), as_integer(align, "align")
+    if align > capacity:
+        raise PackError(f"align is {align:,} but capacity is {capacity:,}; no document would have room")
     cap = None if max_documents is None else as_integer(max_documents, "max_documents")
-    tokens = as_lengths(lengths, ids=ids)
-    if not tokens:
+    asked = _Asked(
+        capacity=capacity // align,
+        most=cap or LARGEST,
+        align=align,
+        attempts=as_integer(attempts, "attempts", least=0),
+        seed=as_integer(seed, "seed", least=-LARGEST),
+    )
+    kernel = packing_kernel(kernels, operator.length_hint(lengths, FEW))
+    tokens = kernel.read(lengths, ids)
+    if not len(tokens):
         raise PackError("there are no lengths to pack; give at least one sample")
-    check_fit(tokens, capacity, ids)
-    return Packing(array("q", range(len(tokens))), _STRATEGIES[strategy](tokens, capacity, cap))
+    room = asked.capacity * align
+    over = kernel.over(tokens, room) if kernel.longest(tokens) > room else array("q")
+    if over and overlong == "error":
+        check_fit(kernel.whole(tokens), capacity, ids)
+        raise LengthError(
+            f"{label(over[0], ids)} has {tokens[over[0]]:,} tokens, which take more than the capacity of {capacity:,} "
+            f"when rounded up to a multiple of {align:,}; make capacity such a multiple, or choose another overlong"
+        )
+    if over and (strategy, overlong) != ("concat_split", "split"):
+        return _of_pieces(kernel, tokens, over, room, overlong, strategy, asked)
+    order, offsets, parts = _STRATEGIES[strategy](kernel, Pieces(tokens), asked)
+    return Packing(order, offsets, parts=parts)
 
 
-def equalize(
-    packing: Packing,
-    lengths: Lengths,
-    *,
-    count: int,
-    method: str = "tokens",
-    max_documents: int | None = None,
+@attrs.frozen
+class _Asked:
+    """What `pack` was asked for; the capacity in steps of the alignment."""
+
+    capacity: int
+    most: int
+    align: int
+    attempts: int
+    seed: int
+
+
+def _of_pieces(
+    kernel: Kernel, tokens: Sequence[int], over: Sequence[int], room: int, overlong: str, strategy: str, asked: _Asked
 ) -> Packing:
-    """Return the same samples in the same order, cut into exactly `count` packs, none empty.
-
-    No pack grows past the largest one given, so the capacity still holds.
-
-    Args:
-        packing: packs over all the samples.
-        lengths: tokens of each sample, `[samples]`, by the indices that `packing` uses.
-        count: packs wanted, at least `len(packing)`, at most the number of samples.
-        method: `"tokens"` splits, again and again, the pack with most tokens that has two samples, where its larger
-            part becomes smallest; ties go to the earliest. `"samples"` splits the pack with most samples (the first
-            on ties) at half its samples, blind to tokens. `"balanced"` cuts the whole order anew, so that the largest
-            pack is as small as `count` consecutive packs allow.
-        max_documents: the cap `packing` was made with; only `"balanced"`, which cuts anew, needs it.
-
-    Raises:
-        CountError: `count` is below the packs given (nothing is merged) or above the samples (a pack would be empty).
-        PackError: the method is unknown, `packing` is no Packing, or `lengths` does not belong to it.
-
-    >>> lengths = [300, 200, 400, 600]
-    >>> list(equalize(pack(lengths, capacity=1024), lengths, count=3))
-    [[0, 1], [2], [3]]
-    """
-    check_method(method)
-    if not isinstance(packing, Packing):
-        raise PackError(f"packing is a {type(packing).__name__}; give the Packing that pack returned")
-    tokens = as_lengths(lengths)
-    cap = None if max_documents is None else as_integer(max_documents, "max_documents")
-    _check_belongs(packing, tokens, cap)
-    count = as_integer(count, "count")
-    if count < len(packing):
-        raise CountError(
-            f"cannot bring {len(packing):,} packs to {count:,}: packs are split, never merged; "
-            f"ask for a count of {len(packing):,} or more"
-        )
-    if count > len(packing.order):
-        raise CountError(
-            f"cannot cut {len(packing.order):,} samples into {count:,} packs: one would be empty; "
-            f"ask for a count of {len(packing.order):,} or fewer"
-        )
-    totals = [0, *accumulate(tokens[index] for index in packing.order)]
-    return Packing(packing.order, array("q", split(packing.offsets, totals, count, method, cap)))
+    """Pack what is left of documents when those over the room are dropped, cut short or split."""
+    lost = Lost(kernel.whole(over), array("q", [tokens[place] - room * (overlong == "truncate") for place in over]))
+    if overlong == "drop":
+        pieces = kernel.without(tokens, over)
+        if not len(pieces.tokens):
+            return Packing(array("q"), array("q", [0]), dropped=lost)
+    else:
+        pieces = kernel.clipped(tokens, room) if overlong == "truncate" else kernel.cut(tokens, room)
+    order, offsets, cuts = _STRATEGIES[strategy](kernel, pieces, asked)
+    partial = Parts(*kernel.partial(pieces, tokens, order)) if overlong != "drop" else Parts()
+    if pieces.documents is not None:
+        order = kernel.take(pieces.documents, order)
+    return Packing(
+        order,
+        offsets,
+        dropped=lost if overlong == "drop" else Lost(),
+        truncated=lost if overlong == "truncate" else Lost(),
+        parts=_merged(partial, cuts),
+    )
 
 
-def split(offsets: Sequence[int], totals: Sequence[int], count: int, method: str, cap: int | None) -> list[int]:
-    """Return the offsets of exactly `count` packs, as `equalize` cuts them, of arguments that were checked.
-
-    >>> split([0, 3, 4], [0, 300, 500, 900, 1500], 3, "tokens", None)
-    [0, 2, 3, 4]
-    """
-    return _METHODS[method](offsets, totals, count, cap)
-
-
-def check_method(method: str) -> None:
-    """Check that `equalize` knows the method.
-
-    Raises:
-        PackError: it does not; the known ones are named.
-
-    >>> check_method("balanced")
-    """
-    if method not in _METHODS:
-        raise PackError(f"equalize method is {method!r}; it must be one of {_names(_METHODS)}")
+def _merged(partial: Parts, cuts: Parts) -> Parts:
+    """Return both, those of the second where both have a place: it cuts what the first has cut."""
+    if not partial or not cuts:
+        return partial or cuts
+    places = {
+        part[0]: part for parts in (partial, cuts) for part in zip(parts.places, parts.starts, parts.stops, strict=True)
+    }
+    return Parts(*(array("q", column) for column in zip(*(places[place] for place in sorted(places)), strict=True)))
 
 
-def _next_fit(tokens: "array[int]", capacity: int, cap: int | None) -> "array[int]":
-    most = len(tokens) if cap is None else cap
-    offsets = array("q", [0])
-    start = used = 0
-    for position, length in enumerate(tokens):
-        if used + length > capacity or position - start == most:
-            offsets.append(position)
-            start, used = position, 0
-        used += length
-    offsets.append(len(tokens))
-    return offsets
+_Laid = tuple["array[int]", "array[int]", Parts]
 
 
-def _by_tokens(offsets: Sequence[int], totals: Sequence[int], count: int, cap: int | None) -> list[int]:
-    def weight(start: int, stop: int) -> int:
-        return totals[stop] - totals[start]
-
-    def cut(start: int, stop: int) -> int:
-        # The larger part shrinks until the left one reaches half the tokens and grows from there on, so the best
-        # boundary is that one or the one before.
-        half = bisect_left(totals, (totals[start] + totals[stop] + 1) // 2, start + 1, stop - 1)
-        before = max(half - 1, start + 1)
-        larger_before = max(weight(start, before), weight(before, stop))
-        return before if larger_before <= max(weight(start, half), weight(half, stop)) else half
-
-    return _split(offsets, count, weight, cut)
+def _sizes(kernel: Kernel, pieces: Pieces, asked: _Asked) -> Sequence[int]:
+    return kernel.rounded(pieces.tokens, asked.align)
 
 
-def _by_samples(offsets: Sequence[int], totals: Sequence[int], count: int, cap: int | None) -> list[int]:
-    return _split(offsets, count, lambda start, stop: stop - start, lambda start, stop: start + (stop - start) // 2)
+def _next_fit(kernel: Kernel, pieces: Pieces, asked: _Asked) -> _Laid:
+    sizes = kernel.listed(_sizes(kernel, pieces, asked))
+    return array("q", range(len(sizes))), next_fit(sizes, asked.capacity, asked.most), Parts()
 
 
-def _balanced(offsets: Sequence[int], totals: Sequence[int], count: int, cap: int | None) -> list[int]:
-    """Cut anew: the fewest packs under the smallest limit that `count` packs can keep, the rest by splitting."""
-    most = len(totals) - 1 if cap is None else cap
-    longest = max(stop - start for start, stop in pairwise(totals))
-    low = max(longest, -(-totals[-1] // count))
-    high = max(totals[stop] - totals[start] for start, stop in pairwise(offsets))
-    while low < high:
-        middle = (low + high) // 2
-        if len(fill(totals, middle, most)) - 1 <= count:
-            high = middle
-        else:
-            low = middle + 1
-    return _by_tokens(fill(totals, low, most), totals, count, cap)
+def _concat_split(kernel: Kernel, pieces: Pieces, asked: _Asked) -> _Laid:
+    totals = kernel.totals(_sizes(kernel, pieces, asked))
+    return cut_row(kernel.listed(pieces.tokens), totals, asked.capacity, asked.most, asked.align)
 
 
-def fill(totals: Sequence[int], limit: int, most: int) -> list[int]:
-    """Return where packs start that are filled one after the other: next-fit, the fewest any consecutive cut needs.
-
-    Args:
-        totals: 0 and the running totals of the lengths, `[samples + 1]`.
-        limit: most tokens of a pack, at least the longest length.
-        most: most samples of a pack.
-
-    >>> fill([0, 3, 5, 9], limit=5, most=3)
-    [0, 2, 3]
-    """
-    offsets, start, end = [0], 0, len(totals) - 1
-    while start < end:
-        # Totals strictly increase, so one past the limit is the first place where the pack would be over it.
-        start = min(bisect_left(totals, totals[start] + limit + 1, start, min(start + most, end) + 1) - 1, end)
-        offsets.append(start)
-    return offsets
+def _first_fit(kernel: Kernel, pieces: Pieces, asked: _Asked) -> _Laid:
+    sizes = kernel.listed(_sizes(kernel, pieces, asked))
+    return *kernel.offsets_of(*first_fit(sizes, asked.capacity, asked.most)), Parts()
 
 
-def _split(
-    offsets: Sequence[int], count: int, weight: Callable[[int, int], int], cut: Callable[[int, int], int]
-) -> list[int]:
-    """Split the heaviest pack of two samples or more, the earliest on ties, until there are `count` packs."""
-    heap = [(-weight(start, stop), start, stop) for start, stop in pairwise(offsets) if stop - start > 1]
-    heapq.heapify(heap)
-    result = list(offsets)
-    while len(result) <= count:
-        _, start, stop = heapq.heappop(heap)
-        middle = cut(start, stop)
-        result.append(middle)
-        for left, right in ((start, middle), (middle, stop)):
-            if right - left > 1:
-                heapq.heappush(heap, (-weight(left, right), left, right))
-    return sorted(result)
+def _best_fit(kernel: Kernel, pieces: Pieces, asked: _Asked) -> _Laid:
+    sizes = kernel.listed(_sizes(kernel, pieces, asked))
+    return *kernel.offsets_of(*best_fit(sizes, asked.capacity, asked.most)), Parts()
 
 
-def _check_belongs(packing: Packing, tokens: "array[int]", cap: int | None) -> None:
-    if len(packing.order) != len(tokens):
-        raise PackError(
-            f"the packing holds {len(packing.order):,} samples but {len(tokens):,} lengths were given; "
-            "give the lengths it was made from"
-        )
-    if not tokens:
-        raise PackError("the packing holds no samples; there is nothing to cut")
-    if min(packing.order) < 0 or max(packing.order) >= len(tokens):
-        raise PackError(
-            f"the packing holds indices {min(packing.order)} to {max(packing.order)} but lengths are "
-            f"0 to {len(tokens) - 1}; give the lengths it was made from"
-        )
-    largest = max(stop - start for start, stop in pairwise(packing.offsets))
-    if cap is not None and largest > cap:
-        raise PackError(
-            f"max_documents is {cap:,} but a pack already holds {largest:,} samples; give the cap it was made with"
-        )
+def _ranked(steps: Callable[[Counts, _Asked], Steps]) -> Callable[[Kernel, Pieces, _Asked], _Laid]:
+    """Return the strategy that counts and ranks documents by size, and lays them as the steps say."""
+
+    def strategy(kernel: Kernel, pieces: Pieces, asked: _Asked) -> _Laid:
+        counts, ranked = kernel.group(_sizes(kernel, pieces, asked))
+        return *kernel.lay(ranked, steps(counts, asked)), Parts()
+
+    return strategy
 
 
-def _names(known: Iterable[str]) -> str:
-    return ", ".join(map(repr, known))
-
-
-_STRATEGIES: dict[str, Callable[["array[int]", int, int | None], "array[int]"]] = {"next_fit": _next_fit}
-_METHODS: dict[str, Callable[[Sequence[int], Sequence[int], int, int | None], list[int]]] = {
-    "tokens": _by_tokens,
-    "samples": _by_samples,
-    "balanced": _balanced,
+_STRATEGIES: dict[str, Callable[[Kernel, Pieces, _Asked], _Laid]] = {
+    "next_fit": _next_fit,
+    "first_fit": _first_fit,
+    "best_fit": _best_fit,
+    "first_fit_decreasing": _ranked(lambda counts, asked: decreasing(counts, asked.capacity, asked.most, best=False)),
+    "best_fit_decreasing": _ranked(lambda counts, asked: decreasing(counts, asked.capacity, asked.most, best=True)),
+    "concat_split": _concat_split,
+    "fewest": _ranked(
+        lambda counts, asked: fewest(counts, asked.capacity, asked.most, attempts=asked.attempts, seed=asked.seed)
+    ),
 }

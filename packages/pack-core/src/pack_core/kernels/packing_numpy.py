@@ -1,0 +1,213 @@
+"""Packing with NumPy: the functions of `packing_python`, which says what each means, with the same results."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pack_core.kernels.packing import Counts, Pieces, Steps
+from pack_core.lengths import LARGEST, Lengths, read_lengths
+
+_Row: TypeAlias = NDArray[Any]
+
+_RADIX = 2**16
+#: Documents laid at a time, which bounds what is held beside input and result.
+_AT_A_TIME = 2**20
+
+
+def read(lengths: Lengths, ids: Sequence[str | int] | None) -> _Row:
+    """Return the lengths as a row that was checked, the very memory they were given in where that can be."""
+    row = row_of(lengths, ids)
+    return np.array(read_lengths(lengths, ids=ids), np.int64) if row is None else row
+
+
+def row_of(lengths: object, ids: Sequence[str | int] | None) -> _Row | None:
+    """Return the memory of flat integers that are lengths as a row, or None where there is no such memory."""
+    if isinstance(lengths, (list, tuple, range, str, bytes, bytearray)):
+        return None
+    try:
+        row: _Row = np.asarray(lengths)
+        if row.dtype == object and hasattr(lengths, "__dlpack__"):
+            row = np.from_dlpack(lengths)
+    except Exception:  # whatever another library raises, the slow path reads the values or names the trouble
+        return None
+    if row.ndim != 1 or row.dtype.kind not in "iu" or not row.dtype.isnative or not len(row):
+        return None
+    # A sum of 64 bits could wrap; the slow path adds up without, and says what is wrong with a length or the ids.
+    fits = row.min() >= 1 and int(row.max()) * len(row) <= LARGEST and (ids is None or len(ids) == len(row))
+    return row if fits else None
+
+
+def longest(tokens: _Row) -> int:
+    """Return the largest of them."""
+    return int(tokens.max())
+
+
+def whole(tokens: Sequence[int] | _Row) -> "array[int]":
+    """Return a row as 64-bit integers."""
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        return tokens
+    row = np.asarray(tokens)
+    result = _empty(len(row))
+    np.frombuffer(result, np.int64)[:] = row
+    return result
+
+
+def rises(row: "array[int]") -> bool:
+    """Return whether each value is more than the one before."""
+    values = np.frombuffer(row, np.int64)
+    return bool((values[1:] > values[:-1]).all())
+
+
+def rounded(tokens: Sequence[int] | _Row, align: int) -> _Row:
+    """Return how many steps of `align` tokens each takes."""
+    # In unsigned or narrow types the sum could wrap.
+    row = np.asarray(tokens)
+    return row if align == 1 else -(-row.astype(np.int64) // align)
+
+
+def totals(sizes: _Row) -> list[int]:
+    """Return 0 and the running totals."""
+    return [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
+
+
+def listed(sizes: _Row) -> list[int]:
+    """Return what a loop reads fastest."""
+    result: list[int] = sizes.tolist()
+    return result
+
+
+def over(tokens: _Row, limit: int) -> "array[int]":
+    """Return the places of those over the limit."""
+    return whole(np.flatnonzero(tokens > limit))
+
+
+def without(tokens: _Row, places: Sequence[int]) -> Pieces:
+    """Return all documents but these."""
+    kept = np.ones(len(tokens), bool)
+    kept[np.asarray(places, np.int64)] = False
+    return Pieces(_given(tokens[kept]), whole(np.flatnonzero(kept)))
+
+
+def clipped(tokens: _Row, limit: int) -> Pieces:
+    """Return the documents, none over the limit."""
+    return Pieces(_given(np.minimum(tokens, limit)))
+
+
+def cut(tokens: _Row, limit: int) -> Pieces:
+    """Return the documents, those over the limit in pieces of that many tokens and a rest."""
+    wide = tokens.astype(np.int64)
+    parts = -(-wide // limit)
+    documents = np.repeat(np.arange(len(wide)), parts)
+    starts = (np.arange(len(documents)) - np.repeat(np.cumsum(parts) - parts, parts)) * limit
+    return Pieces(_given(np.minimum(wide[documents] - starts, limit)), whole(documents), whole(starts))
+
+
+def take(values: Sequence[int] | _Row, places: Sequence[int] | _Row) -> "array[int]":
+    """Return the values at some places."""
+    return whole(np.asarray(values)[np.asarray(places)])
+
+
+def partial(pieces: Pieces, tokens: _Row, order: "array[int]") -> "tuple[array[int], array[int], array[int]]":
+    """Return the places in an order of what is no whole document, and where each of these starts and stops."""
+    held, ranked = np.asarray(pieces.tokens), np.frombuffer(order, np.int64)
+    full = tokens if pieces.documents is None else tokens[np.asarray(pieces.documents)]
+    places = np.flatnonzero((held != full)[ranked])
+    found = ranked[places]
+    starts = np.zeros(len(found), np.int64) if pieces.starts is None else np.asarray(pieces.starts)[found]
+    return whole(places), whole(starts), whole(starts + held[found])
+
+
+def group(sizes: _Row) -> tuple[Counts, _Row]:
+    """Return the documents counted by size, and ranked by it, longest first, in arrival order on ties."""
+    return count(sizes), _ranked(sizes)
+
+
+def count(sizes: Sequence[int] | _Row) -> Counts:
+    """Return the documents counted by size."""
+    sizes = np.asarray(sizes)
+    if int(sizes.max()) <= 4 * len(sizes) + _RADIX:
+        counts = np.bincount(sizes.astype(np.int64, copy=False))
+        rising = np.flatnonzero(counts)
+        counts = counts[rising]
+    else:
+        rising, counts = np.unique(sizes, return_counts=True)
+    return Counts(rising[::-1].tolist(), counts[::-1].tolist())
+
+
+def lay(ranked: _Row, steps: Steps) -> "tuple[array[int], array[int]]":
+    """Return the order and offsets that the steps give."""
+    rows = np.array(steps.rows, np.int64).reshape(-1, 4)
+    first, packs, each, before = rows.T
+    edges = np.concatenate((first, first + packs))
+    change = np.bincount(edges, np.concatenate((each, -each)), steps.packs + 1)[: steps.packs]
+    offsets = _empty(steps.packs + 1)
+    starts = np.frombuffer(offsets, np.int64)
+    np.cumsum(np.cumsum(change.astype(np.int64)), out=starts[1:])
+    order = _empty(len(ranked))
+    placed = np.frombuffer(order, np.int64)
+    ends = np.cumsum(packs * each)
+    done = step = 0
+    while step < len(rows):
+        stop = max(int(np.searchsorted(ends, done + _AT_A_TIME, "right")), step + 1)
+        some = slice(step, stop)
+        to = _places(starts, first[some], packs[some], each[some], before[some])
+        placed[to] = ranked[done : done + len(to)]
+        done, step = done + len(to), stop
+    return order, offsets
+
+
+def offsets_of(owners: Sequence[int], packs: int) -> "tuple[array[int], array[int]]":
+    """Return the order and offsets of documents whose pack is known; arrival order inside a pack."""
+    row = np.asarray(owners, np.int64)
+    offsets = _empty(packs + 1)
+    np.cumsum(np.bincount(row, minlength=packs), out=np.frombuffer(offsets, np.int64)[1:])
+    return whole(_stable(row)), offsets
+
+
+def _places(starts: _Row, first: _Row, packs: _Row, each: _Row, before: _Row) -> _Row:
+    """Return where in the order the documents of some steps go, in their ranking."""
+    ends = np.cumsum(packs)
+    pack = np.repeat(first - ends + packs, packs)
+    pack += np.arange(len(pack))
+    base: _Row = starts[pack]
+    base += np.repeat(before, packs)
+    wide = np.repeat(each, packs)
+    if int(each.max()) == 1:
+        return base
+    base -= np.cumsum(wide)
+    base += wide
+    places = np.repeat(base, wide)
+    places += np.arange(len(places))
+    return places
+
+
+def _ranked(sizes: _Row) -> _Row:
+    top = int(sizes.max())
+    if top < _RADIX:
+        order: _Row = np.argsort((top - sizes).astype(np.uint16), kind="stable")
+        return order
+    return _stable(top - sizes.astype(np.int64, copy=False))
+
+
+def _stable(keys: _Row) -> _Row:
+    """Return the stable order of keys of at least 0: sixteen bits at a time, which NumPy sorts in linear time."""
+    top = int(keys.max()) if len(keys) else 0
+    order: _Row = np.argsort((keys & (_RADIX - 1)).astype(np.uint16), kind="stable")
+    shift = 16
+    while top >> shift:
+        digits = ((keys >> shift) & (_RADIX - 1)).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+        shift += 16
+    return order
+
+
+def _given(row: _Row) -> Sequence[int]:
+    result: Any = row
+    return result  # type: ignore[no-any-return]  # the rows of this kernel are arrays of NumPy
+
+
+def _empty(count: int) -> "array[int]":
+    return array("q", (0,)) * count
