@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pack_miles.core import CoreModel, build_core
-from pack_miles.core_arguments import auxiliary_denominator, check_arguments, document_arguments
+from pack_miles.core.arguments import auxiliary_denominator, check_arguments, document_arguments
+from pack_miles.core.model import CoreModel, build_core
 from pack_miles.errors import InputError
 from pack_torch import Normalization, PackedBatch, build_batch
 from support.olmo_cases import dense_config, make_rollouts

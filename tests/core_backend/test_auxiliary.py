@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from pack_miles.core import CoreModel
-from pack_miles.core_arguments import auxiliary_denominator
+from pack_miles.core.arguments import auxiliary_denominator
+from pack_miles.core.model import CoreModel
 from pack_torch import build_batch, normalization, response_log_probs
 from support.olmo_cases import PACKS, make_rollouts
 from support.olmo_experts import EXPERTS, ROUTED, TOP_K, expert_model

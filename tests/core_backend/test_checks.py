@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from pack_miles.core import CoreModel, build_core
-from pack_miles.core_attention import check_flash_4
-from pack_miles.core_checks import check_documents_apart
-from pack_miles.core_library import load
+from pack_miles.core.attention import check_flash_4
+from pack_miles.core.checks import check_documents_apart
+from pack_miles.core.library import load
+from pack_miles.core.model import CoreModel, build_core
 from pack_miles.errors import InputError
 from support.olmo_cases import dense_config
 from support.olmo_experts import expert_config

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pack_miles.core import CoreModel, build_core
-from pack_miles.core_library import load
+from pack_miles.core.library import load
+from pack_miles.core.model import CoreModel, build_core
 from pack_torch import build_batch, response_log_probs
 from pack_torch.testing import assert_documents_isolated, assert_packing_equivalent
 from support.olmo_cases import (

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from pack_miles.core import CoreModel, build_core
-from pack_miles.core_replay import RouterHook, routers
+from pack_miles.core.model import CoreModel, build_core
+from pack_miles.core.replay import RouterHook, routers
 from pack_miles.errors import InputError
 from pack_torch import build_batch, normalization, policy_loss, response_log_probs
 from pack_torch.testing import assert_documents_isolated

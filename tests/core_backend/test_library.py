@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pack_miles import core_library
+from pack_miles.core import library as core_library
 from pack_miles.errors import InputError
 from support.olmo_leaves import replace
 
@@ -57,7 +57,7 @@ def test_a_missing_core_is_refused_with_the_command_that_installs_it(monkeypatch
 
 
 def test_importing_the_adapter_imports_no_core() -> None:
-    words = "import sys, pack_miles.core; print([name for name in sys.modules if name.startswith('olmo_core')])"
+    words = "import sys, pack_miles.core.model; print([name for name in sys.modules if name.startswith('olmo_core')])"
     assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -106,6 +106,8 @@ def test_the_checkpoint_goes_where_its_format_says(tmp_path: Path) -> None:
     assert core["--load"] == "org/model"
     assert "--hf-checkpoint" not in core
     assert miles_options(make_config(tmp_path))["hf_checkpoint"] is None
+    described = make_config(tmp_path, model__format="olmo_core", model__source="model.json")
+    assert "--load" not in parsed(miles_arguments(described)), "a file that describes a model holds no weights"
 
 
 def test_core_options_hold_the_names_of_the_trainer_and_ours_only_when_set(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_validate_prints_a_line_for_each_area_and_the_verdict(
     ]
 
 
-@pytest.mark.parametrize("example", ["dev", "node", "demo"])
+@pytest.mark.parametrize("example", ["dev", "node", "demo", "core"])
 def test_the_examples_validate_and_plan_without_hardware(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(EXAMPLES / f"{example}.toml")
 

@@ -16,6 +16,16 @@ from support.miles_config import NODE, SMALL, make_config, without_lines
 BLACKWELL = Machine(cuda_devices=8, capability=(10, 0), attention=frozenset(["flash_4"]))
 
 
+#: What turns `NODE` into a run of an OLMo-core model that is trained here.
+CORE: dict[str, Any] = {
+    "model.format": "olmo_core",
+    "model.source": "model.json",
+    "data.prompt_data": None,
+    "data.task": "sort",
+    "core.attention_backend": "segment",
+}
+
+
 def changed(folder: Path, base: dict[str, Any], options: dict[str, Any]) -> Config:
     return make_config(folder, base | options)
 
@@ -57,6 +67,38 @@ MACHINE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Machine, str, dic
         BLACKWELL,
     ),
     "train-format": (NODE, {}, BLACKWELL, "model.format = 'hf' cannot be trained by this release", {}, BLACKWELL),
+    "core-library": (
+        NODE,
+        CORE,
+        attrs.evolve(BLACKWELL, core_error="model.format = 'olmo_core' needs the package ai2-olmo-core; install it"),
+        "model.format = 'olmo_core' needs the package ai2-olmo-core; install it",
+        CORE,
+        BLACKWELL,
+    ),
+    "core-source": (
+        NODE,
+        CORE | {"model.source": "org/model"},
+        BLACKWELL,
+        "model.source = 'org/model' is no .json or .toml file; save one with json.dump(config.as_config_dict(), file)",
+        CORE,
+        BLACKWELL,
+    ),
+    "core-data": (
+        NODE,
+        CORE | {"data.task": None, "data.prompt_data": "prompts.jsonl", "core.attention_backend": "flash_4"},
+        BLACKWELL,
+        "cannot be trained by this release: it has no tokenizer and no inference engine, and samples embedded",
+        CORE,
+        BLACKWELL,
+    ),
+    "core-attention": (
+        NODE,
+        CORE | {"core.attention_backend": "flash_4"},
+        BLACKWELL,
+        "core.attention_backend = 'flash_4' cannot be trained by this release: OLMo-core's flash and te kernels",
+        CORE,
+        BLACKWELL,
+    ),
     "world-size": (
         SMALL,
         {},
@@ -123,14 +165,15 @@ def test_every_row_of_scope_machine_has_a_case() -> None:
 def test_a_machine_row_applies_and_its_good_neighbour_passes(tmp_path: Path, code: str) -> None:
     base, bad, bad_machine, words, good, good_machine = MACHINE_CASES[code]
     leave_runs(tmp_path)
+    (tmp_path / "model.json").write_text("{}")
 
     problems = told_here(changed(tmp_path, base, bad), bad_machine)
     neighbour = changed(tmp_path, SMALL if code == "train-format" else base, good)
     left = [row.code for row in machine_refusals(good_machine) if row.applies(neighbour)]
 
     assert any(words in without_lines(problem) for problem in problems), problems
-    # Nothing but the small model trains, so what a checkpoint needs of a machine never comes alone.
-    assert left == ([] if neighbour.model.format == "small" else ["train-format"])
+    # A checkpoint of Hugging Face is not trained, so what it needs of a machine never comes alone.
+    assert left == (["train-format"] if neighbour.model.format == "hf" else [])
 
 
 @pytest.mark.parametrize(

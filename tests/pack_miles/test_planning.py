@@ -12,6 +12,7 @@ import pack_core
 import pytest
 from pack_core import RoutingError, Sample
 from pack_miles.config import Config
+from pack_miles.geometry import Geometry
 from pack_miles.observed import balance_event, differences
 from pack_miles.overview import areas
 from pack_miles.planning import count_rows, in_arrival, loads_of, over_layers, plan_collection, plan_samples
@@ -94,6 +95,18 @@ def test_nothing_is_counted_where_no_load_can_be_evened_out(tmp_path: Path, chan
 
 def test_missing_routes_are_an_error_only_where_the_order_follows_them(tmp_path: Path) -> None:
     assert count_rows(make_config(tmp_path, ROUTED, core__expert_balanced_packing=False), [row(0, None)]) is None
+
+
+def test_a_model_that_the_configuration_does_not_describe_is_counted_by_its_own_sizes(tmp_path: Path) -> None:
+    sizes = {key: None for key in ROUTED if key.startswith("model.")}
+    other = ROUTED | sizes | {"model.format": "olmo_core", "model.source": "model.json"}
+    config = make_config(tmp_path, other)
+    rows = [row(0, [[[-1, 99], [0, 1], [2, 3], [3, 1]], [[7, 7], [1, 2], [3, 2], [0, 3]]])]
+    assert count_rows(config, rows) is None
+    counts = count_rows(config, rows, Geometry(4, 12, moe_layers=(1, 2, 3), experts=4, top_k=2))
+    assert counts is not None
+    assert counts.layers == (1, 2, 3)
+    assert counts.of(0).tolist() == [2, 3, 1, 0, 1, 1, 2, 2, 2, 2, 0, 2]
 
 
 def collection() -> list[RolloutRow]:

@@ -307,6 +307,34 @@ def test_the_other_ways_into_a_row_are_refused_too(
     assert code in [row.code for row in COMBINATIONS if row.applies(config)]
 
 
+#: A run of an OLMo-core model that this trainer samples and trains by itself.
+CORE: dict[str, Any] = SMALL | {
+    "model.format": "olmo_core",
+    "model.source": "model.json",
+    "model.dtype": "float64",
+    "miles.use_rollout_routing_replay": True,
+}
+
+
+def test_a_core_model_trained_here_takes_the_task_the_precision_and_the_attention_of_the_small_one(
+    tmp_path: Path,
+) -> None:
+    refuse(changed(tmp_path, CORE, {}))
+    (problem,) = told(changed(tmp_path, CORE, {"core.attention_backend": "torch"}))
+    assert "set core.attention_backend = segment" in problem
+    (problem,) = told(changed(tmp_path, CORE, {"model.dropout": 0.1}))
+    assert "model.dropout set with model.format = 'olmo_core', whose checkpoint brings its own geometry" in problem
+
+
+def test_a_core_checkpoint_for_miles_still_needs_its_router_and_its_own_precision(tmp_path: Path) -> None:
+    node = NODE | {"model.format": "olmo_core"}
+    refuse(changed(tmp_path, node, {}))
+    (problem,) = told(changed(tmp_path, node, {"miles.use_rollout_routing_replay": True}))
+    assert "needs miles.use_miles_router = true" in problem
+    (problem,) = told(changed(tmp_path, node, {"model.dtype": "float64"}))
+    assert "model.dtype set with model.format = 'olmo_core'" in problem
+
+
 def test_the_remedy_of_leaking_attention_fits_the_model(tmp_path: Path) -> None:
     (problem,) = told(changed(tmp_path, NODE, {"core.attention_backend": "torch"}))
 

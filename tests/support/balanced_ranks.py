@@ -10,10 +10,11 @@ import torch
 from pack_core import digest
 from pack_miles import trainer
 from pack_miles.actor import Actor
-from pack_miles.collection import DTYPES, advantages, to_rollout
+from pack_miles.collection import advantages, to_rollout
 from pack_miles.collectives import RankError, World
 from pack_miles.config import Config, load_config
 from pack_miles.planning import plan_collection
+from pack_miles.policy import DTYPES
 from pack_miles.samples import RolloutRow, read_rows
 from pack_miles.sink import ContractSink, contract_path
 from pack_miles.tasks import TASKS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pack_miles.core import CoreModel, build_core
+from pack_miles.core.model import CoreModel, build_core
 from pack_torch import Rollout, build_batch, normalization, policy_loss, response_log_probs
 from torch import Tensor
 

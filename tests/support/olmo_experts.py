@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pack_miles.core import CoreModel, build_core
+from pack_miles.core.model import CoreModel, build_core
 from support.olmo_cases import VOCABULARY, nudge
 
 WIDTH, LATENT, EXPERTS, TOP_K = 32, 16, 4, 2

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from pack_core import Topology
-from pack_miles.core import CoreModel, build_core, shard_experts
+from pack_miles.core.model import CoreModel, build_core
+from pack_miles.core.sharding import shard_experts
 from pack_torch import build_batch, build_groups, normalization, policy_loss, reduce_gradients, response_log_probs
 from support.olmo_cases import LEARNING_RATE, make_rollouts, nudge
 from support.olmo_experts import ROUTED, expert_config
@@ -77,3 +78,17 @@ def refuse_on_rank(rank: int, degree: int) -> None:
     """Ask for a degree that does not fit; refused before any collective."""
     replace_gpu_leaves()
     shard_experts(build_core(expert_config(), attention="segment"), Topology(degree, degree))
+
+
+def states_on_rank(rank: int) -> dict[str, dict[str, Tensor]]:
+    """Gather the weights of a model whose experts are on two ranks; load twice them and gather again."""
+    replace_gpu_leaves()
+    topology = Topology(2, 2)
+    groups = build_groups(topology)
+    core = build_core(expert_config(), attention="segment")
+    nudge(core)
+    expected = {f"core.{name}": parameter.detach().clone() for name, parameter in core.named_parameters()}
+    model = CoreModel(shard_experts(core, topology, groups.expert), expert_group=groups.expert)
+    whole = model.full_state()
+    model.load_full_state({name: 2 * value for name, value in whole.items()})
+    return {"expected": expected, "whole": whole, "doubled": model.full_state()}

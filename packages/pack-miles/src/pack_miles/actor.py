@@ -1,4 +1,4 @@
-"""The Core actor: scores and trains this rank's samples on packed rows, one optimizer step after another.
+"""The actor: scores and trains this rank's samples on packed rows, one optimizer step after another.
 
 All ranks run the same collectives in the same order, whatever their samples look like: equal pack counts are agreed
 before the first forward, and what can fail on one rank alone fails on all (`World.agreed`).
@@ -16,7 +16,6 @@ from pack_torch import (
     Normalization,
     PackedBatch,
     Rollout,
-    SmallModel,
     build_batch,
     clip_gradients,
     normalization,
@@ -33,6 +32,7 @@ from pack_miles.column import ColumnOptions, pack_column, packs_of
 from pack_miles.config import Config
 from pack_miles.observed import Planned, Watched, balance_event, differences, executed
 from pack_miles.planning import Loads
+from pack_miles.policy import Policy, training_model
 from pack_miles.scoring_pass import ScoringPass
 from pack_miles.sink import ContractSink
 
@@ -41,15 +41,15 @@ Mode = Literal["standalone", "checked", "skipped"]
 
 @attrs.define(eq=False)
 class Actor:
-    """One rank of the trainer.
+    """One rank of the trainer, whatever its model is: everything it uses of one is in `Policy`.
 
     `reference` is the frozen model for KL in the advantages, None without. `completed_steps` counts optimizer
     updates, never packs. `last_check` is this process's own: a new process checks its first update.
     """
 
     config: Config
-    model: SmallModel
-    reference: SmallModel | None
+    model: Policy
+    reference: Policy | None
     optimizer: torch.optim.Optimizer
     groups: Groups
     world: World
@@ -84,7 +84,7 @@ class Actor:
             steps = self._score(rollout_id, steps, plan.digest)
         for number, batches in enumerate(steps):
             # Only the first update of a collection runs at the weights that were scored.
-            check = due and number == 0 and not (standalone and self.config.model.dropout > 0)
+            check = due and number == 0 and not (standalone and self.model.stochastic())
             mode: Mode = "standalone" if standalone else "checked" if check else "skipped"
             self._update(rollout_id, batches, mode, check, Planned(plan, number, loads[number] if loads else None))
 
@@ -151,7 +151,7 @@ class Actor:
         )
 
     @torch.no_grad()
-    def _forward(self, model: SmallModel, batch: PackedBatch) -> Tensor:
+    def _forward(self, model: Policy, batch: PackedBatch) -> Tensor:
         model.eval()
         return response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature).cpu()
 
@@ -164,8 +164,10 @@ class Actor:
         versions = self.world.agreed(lambda: self._admit(own))
         self._tell_packing(rollout_id, batches, "training", self.completed_steps + 1, planned.plan.digest)
         counts = self._normalization(own)
-        watched = Watched(self.model, planned.plan.layers) if self.config.core.expert_balanced_packing else None
-        objective, clipped, captured = self._backward(watched or self.model, batches, counts, mode)
+        through = training_model(self.model, counts)
+        layers, experts = planned.plan.layers, self.model.geometry.experts
+        watched = Watched(through, experts, layers) if self.config.core.expert_balanced_packing else None
+        objective, clipped, captured = self._backward(watched or through, batches, counts, mode)
         gathered = self.world.gather_counts(watched.read(self.config.core.expert_parallel_size)) if watched else []
         self.world.agreed(lambda: self._refuse(rollout_id, objective, gathered, planned))
         self._agree_with_rollout(rollout_id, own, captured if mode == "skipped" else _scores(own), mode)
@@ -231,7 +233,7 @@ class Actor:
         """Run forward and backward over the packs; return the local objective, clipped tokens and log-probabilities."""
         miles, reduction = self.config.miles, self.config.reduction
         self.model.train()
-        if self.config.model.dropout > 0:
+        if self.model.stochastic():
             torch.manual_seed(self.config.run.seed + 1_000_003 * self.completed_steps + self.world.rank)
         self.optimizer.zero_grad(set_to_none=True)
         objective, clipped, captured = 0.0, 0, []

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from pack_miles.config import Config
-from pack_miles.sections import OPTIONS
+from pack_miles.sections import MODEL_FILES, OPTIONS
 
 #: Switches that MILES spells by what they turn off.
 NEGATED = {"grpo_std_normalization": "--disable-grpo-std-normalization", "offload_train": "--no-offload-train"}
@@ -65,9 +65,10 @@ def miles_options(config: Config) -> dict[str, Any]:
         "rollout_seed": config.data.seed,
         "save": config.output.root,
     }
+    source, described = config.model.source, (config.model.source or "").endswith(MODEL_FILES)
     given = {
-        "hf_checkpoint": config.model.source if config.model.format == "hf" else None,
-        "load": config.model.source if config.model.format == "olmo_core" else None,
+        "hf_checkpoint": source if config.model.format == "hf" else None,
+        "load": source if config.model.format == "olmo_core" and not described else None,
         "prompt_data": config.data.prompt_data,
     }
     hook = {"rollout_sample_filter_path": REORDER_HOOK} if config.core.expert_balanced_packing else {}

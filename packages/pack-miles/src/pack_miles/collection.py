@@ -6,20 +6,19 @@ from hashlib import blake2b
 from random import Random
 
 import torch
-from pack_torch import Rollout, SmallModel, grpo_advantages
+from pack_torch import Rollout, grpo_advantages
 
 from pack_miles import events
 from pack_miles.collectives import World
 from pack_miles.config import Config
+from pack_miles.policy import Policy
 from pack_miles.samples import RolloutRow
 from pack_miles.sampling import sample
 from pack_miles.tasks import Task
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 def collect(
-    config: Config, task: Task, rollout_id: int, policy: SmallModel, version: int, world: World
+    config: Config, task: Task, rollout_id: int, policy: Policy, version: int, world: World
 ) -> list[RolloutRow]:
     """Return the whole collection in arrival order, on every rank: each samples its share, all gather.
 
@@ -41,7 +40,7 @@ def _index(row: RolloutRow) -> int:
 
 
 def _sample_share(
-    config: Config, task: Task, rollout_id: int, policy: SmallModel, version: int, world: World
+    config: Config, task: Task, rollout_id: int, policy: Policy, version: int, world: World
 ) -> list[RolloutRow]:
     """Return this rank's rows: every prompt group whole, groups dealt out in turn.
 

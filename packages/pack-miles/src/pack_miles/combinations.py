@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pack_miles.config import Config, suggest
 from pack_miles.errors import counted
+from pack_miles.formats import here, small
 from pack_miles.ordering import ordering_rows
 from pack_miles.refusal import Refusal
 from pack_miles.sections import OPTIONS
@@ -22,18 +23,14 @@ def longest_sample(config: Config) -> int:
     return min(longest, config.miles.rollout_max_context_len or longest)
 
 
-def small(config: Config) -> bool:
-    """Return whether the model is the one built here."""
-    return config.model.format == "small"
-
-
 def _prompt(config: Config) -> int:
     return TASKS[config.data.task or ""].max_prompt_len
 
 
 def _foreign_geometry(config: Config) -> list[str]:
     """Return the options of the small model that are set although the model is another."""
-    own = [one for one in OPTIONS if one.section == "model" and one.key not in ("format", "source")]
+    apart = ("format", "source", "dtype") if here(config) else ("format", "source")
+    own = [one for one in OPTIONS if one.section == "model" and one.key not in apart]
     return [] if small(config) else [one.name for one in own if getattr(config.model, one.key) != one.default]
 
 
@@ -42,7 +39,7 @@ def _bad_dense(config: Config) -> list[int]:
 
 
 def _apart(config: Config) -> str:
-    return "segment" if small(config) else "flash_4 (flash_3, flash_2 on older GPUs)"
+    return "segment" if here(config) else "flash_4 (flash_3, flash_2 on older GPUs)"
 
 
 def _packing_rows() -> Iterator[Refusal]:
@@ -181,7 +178,7 @@ def _length_rows() -> Iterator[Refusal]:
         lambda c: (
             f"miles.rollout_max_context_len = {c.miles.rollout_max_context_len}, but a prompt of task {c.data.task!r} "
             f"({_prompt(c)} tokens at most) and a response ({c.miles.rollout_max_response_len}) may be longer, and the "
-            "small model's rollout ends a response by its own length only"
+            "trainer's own rollout ends a response by its own length only"
         ),
         lambda c: "lower rollout_max_response_len, or leave rollout_max_context_len out",
     )
@@ -199,10 +196,10 @@ def _model_rows() -> Iterator[Refusal]:
     )
     yield Refusal(
         "segment-attention",
-        lambda c: not small(c) and c.core.attention_backend == "segment",
+        lambda c: not here(c) and c.core.attention_backend == "segment",
         lambda c: (
             f"core.attention_backend = 'segment' with model.format = {c.model.format!r}: segment attention belongs to "
-            "the small model"
+            "models that are trained here, on a task"
         ),
         lambda c: "set flash_2, flash_3 or flash_4 (torch without packing)",
     )
@@ -285,7 +282,7 @@ def _replay_and_data_rows() -> Iterator[Refusal]:
     )
     yield Refusal(
         "replay-router",
-        lambda c: not small(c) and c.miles.use_rollout_routing_replay and not c.miles.use_miles_router,
+        lambda c: not here(c) and c.miles.use_rollout_routing_replay and not c.miles.use_miles_router,
         lambda c: (
             "miles.use_rollout_routing_replay = true needs miles.use_miles_router = true, which returns the routes"
         ),
@@ -309,11 +306,11 @@ def _replay_and_data_rows() -> Iterator[Refusal]:
     )
     yield Refusal(
         "task-format",
-        lambda c: c.data.task is not None and not small(c),
+        lambda c: c.data.task is not None and not here(c),
         lambda c: (
             f"data.task = {c.data.task!r} speaks its own few tokens, not those of a {c.model.format!r} checkpoint"
         ),
-        lambda c: "give data.prompt_data, or model.format = small",
+        lambda c: "give data.prompt_data, or model.format = small or olmo_core",
     )
     yield Refusal(
         "prompts-format",

@@ -14,7 +14,20 @@ from pack_core import Topology
 
 from pack_miles.errors import InputError, input_error
 from pack_miles.options import Option, spell
-from pack_miles.sections import GROUPS, OPTIONS, PLACES, SECTIONS, Core, Data, Miles, Model, Output, Run, Tracking
+from pack_miles.sections import (
+    GROUPS,
+    MODEL_FILES,
+    OPTIONS,
+    PLACES,
+    SECTIONS,
+    Core,
+    Data,
+    Miles,
+    Model,
+    Output,
+    Run,
+    Tracking,
+)
 
 #: The version of the run file this release reads.
 SCHEMA_VERSION = 1
@@ -230,7 +243,9 @@ def _file_values(
 
 
 def _located(one: Option, value: Any, base: Path) -> Any:
-    return str((base / Path(value).expanduser()).resolve()) if one.path and value is not None else value
+    if value is None or not (one.path or (one.name == "model.source" and value.endswith(MODEL_FILES))):
+        return value
+    return str((base / Path(value).expanduser()).resolve())
 
 
 def _line(text: str, section: str, key: str = "") -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 
 from pack_miles.config import Config
+from pack_miles.core.library import missing
 
 #: Attention backend -> the function a packed row calls: a package that imports but lacks it cannot run.
 ATTENTION_FUNCTIONS = {
@@ -22,12 +23,14 @@ ATTENTION_FUNCTIONS = {
 class Machine:
     """What one process sees of its machine.
 
-    `torch_error` is why torch cannot be imported, "" when it can; `capability` the compute capability of the first
-    CUDA device; `attention` the backends whose function is importable. `rank` and `world` are what a launcher
-    announced (None when started by hand), `local_ranks` the processes it puts on this machine.
+    `torch_error` is why torch cannot be imported, "" when it can; `core_error` why OLMo-core cannot be driven,
+    looked at where a run asks for it; `capability` the compute capability of the first CUDA device; `attention` the
+    backends whose function is importable. `rank` and `world` are what a launcher announced (None when started by
+    hand), `local_ranks` the processes it puts on this machine.
     """
 
     torch_error: str = ""
+    core_error: str = ""
     cuda_devices: int = 0
     capability: tuple[int, int] | None = None
     attention: frozenset[str] = frozenset()
@@ -39,6 +42,7 @@ class Machine:
 def probe(config: Config, environ: Mapping[str, str] = os.environ) -> Machine:
     """Return what this machine has of what the configuration needs; `environ` is where a launcher announces itself."""
     announced = Machine(
+        core_error=missing() if config.model.format == "olmo_core" else "",
         rank=_number(environ.get("RANK")),
         world=_number(environ.get("WORLD_SIZE")),
         local_ranks=_number(environ.get("LOCAL_WORLD_SIZE")),

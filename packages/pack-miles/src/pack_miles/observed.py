@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import attrs
 import torch
 from pack_core import Plan
-from pack_torch import ModelOutput, PackedBatch, SmallModel
+from pack_torch import ModelOutput, PackedBatch
 from pack_torch.routing import observed_counts, read_counts
+from pack_torch.slicing import ScoringModel
 from torch import Tensor
 
 from pack_miles import events
@@ -27,15 +28,15 @@ class Planned:
 class Watched:
     """A model that counts, forward by forward, the experts its routers executed; nothing waits for the device."""
 
-    model: SmallModel
+    model: ScoringModel
+    experts: int
     layers: tuple[int, ...]
     counts: list[Tensor] = attrs.field(factory=list)
 
     def __call__(self, batch: PackedBatch) -> ModelOutput:
         """Return what the model gives for the row."""
         output: ModelOutput = self.model(batch)
-        experts = self.model.config.n_routed_experts
-        self.counts.append(observed_counts(output.routes, experts=experts, layers=self.layers))
+        self.counts.append(observed_counts(output.routes, experts=self.experts, layers=self.layers))
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pack_core import DispatchCounts, Plan, Sample, Search, dispatch_counts, dis
 
 from pack_miles import events
 from pack_miles.config import Config
+from pack_miles.geometry import Geometry, configured
 from pack_miles.samples import RolloutRow, to_samples
 
 #: Expert choices of one optimizer step, `[replicas][packs][layers][destinations]`.
@@ -54,30 +55,31 @@ def plan_samples(
     )
 
 
-def count_rows(config: Config, rows: Sequence[RolloutRow]) -> DispatchCounts | None:
+def count_rows(config: Config, rows: Sequence[RolloutRow], geometry: Geometry | None = None) -> DispatchCounts | None:
     """Return where the tokens of every row go, by counted layer and expert, or None where that is not to be known.
 
-    It is known where recorded routes are replayed in the small model, whose layers and experts the configuration names,
-    and where ranks > expert_parallel_size > 1 leave something to even out. Each sample's synthetic final row is
-    counted; dense layers are not, and of the routed ones every `core.expert_balance_layer_stride`-th.
+    It is known where recorded routes are replayed in a model whose layers and experts are known, from `geometry` or, of
+    the small model, from the configuration, and where ranks > expert_parallel_size > 1 leave something to even out.
+    Each sample's synthetic final row is counted; dense layers are not, and of the routed ones every
+    `core.expert_balance_layer_stride`-th.
 
     Raises:
         RoutingError: routes do not fit the model, or are missing though `core.expert_balanced_packing` needs them;
             names sample, row and layer. Without that option rows that lack routes are counted as None.
     """
-    core, model = config.core, config.model
+    core, known = config.core, geometry or configured(config)
     even = config.run.ranks > core.expert_parallel_size > 1
-    if model.format != "small" or not config.miles.use_rollout_routing_replay or not even:
+    if known is None or not config.miles.use_rollout_routing_replay or not even:
         return None
     if not core.expert_balanced_packing and any(row.rollout_routed_experts is None for row in rows):
         return None
     return dispatch_counts(
         [row.rollout_routed_experts for row in rows],
         [len(row.tokens) for row in rows],
-        layers=model.num_hidden_layers,
-        experts=model.n_routed_experts,
-        top_k=model.num_experts_per_tok,
-        dense_layers=model.dense_layers_indices,
+        layers=known.layers,
+        experts=known.experts,
+        top_k=known.top_k,
+        dense_layers=known.dense_layers,
         layer_stride=core.expert_balance_layer_stride,
         ids=[number if row.index is None else row.index for number, row in enumerate(rows, start=1)],
     )
@@ -108,7 +110,13 @@ def over_layers(loads: Sequence[Loads]) -> list[list[list[list[int]]]]:
 
 
 def plan_collection(
-    config: Config, rows: Sequence[RolloutRow], clock: Callable[[], float], *, step: int, rollout_id: int
+    config: Config,
+    rows: Sequence[RolloutRow],
+    clock: Callable[[], float],
+    *,
+    step: int,
+    rollout_id: int,
+    geometry: Geometry | None = None,
 ) -> tuple[Plan, list[Loads] | None, events.Plan]:
     """Return the plan of a collection, the loads it foresees, and the event in which rank 0 tells of it.
 
@@ -120,12 +128,13 @@ def plan_collection(
         clock: seconds from any start: the search's allowance, and what planning costs.
         step: updates completed.
         rollout_id: the collection's number.
+        geometry: of the model; None takes what the configuration says.
 
     Raises:
         PackError: as `plan_samples` and `count_rows`.
     """
     samples, begin = to_samples(rows), clock()
-    counts = count_rows(config, rows) if config.core.expert_balanced_packing else None
+    counts = count_rows(config, rows, geometry) if config.core.expert_balanced_packing else None
     counted = clock()
     made = plan_samples(config, samples, counts, clock)
     before = after = None

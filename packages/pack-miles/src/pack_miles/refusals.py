@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pack_miles.combinations import COMBINATIONS, small
+from pack_miles.combinations import COMBINATIONS, SMALL_ATTENTION
 from pack_miles.config import Config
+from pack_miles.core.source import source_error
 from pack_miles.errors import counted
+from pack_miles.formats import core
 from pack_miles.machine import ATTENTION_FUNCTIONS, Machine, holds_run, probe, writable
 from pack_miles.refusal import Refusal, refuse_all
 from pack_miles.standing import Standing, latest, read
+from pack_miles.tasks import TASKS
 
 #: What a flash backend needs of the device.
 FLASH = {
@@ -43,7 +46,7 @@ def refusals(machine: Machine) -> tuple[Refusal, ...]:
 
 def machine_refusals(machine: Machine) -> tuple[Refusal, ...]:
     """Return every row of scope `machine`, as they stand for one machine."""
-    return (*_hardware_rows(machine), *_start_rows(machine))
+    return (*_hardware_rows(machine), *_model_rows(machine), *_start_rows(machine))
 
 
 def _capability_fits(backend: str, machine: Machine) -> bool:
@@ -101,13 +104,51 @@ def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
         lambda c: "install the package that provides it, or choose another backend",
         scope="machine",
     )
+
+
+def _model_rows(machine: Machine) -> Iterator[Refusal]:
+    """Yield what of the formats can be planned for MILES but not trained by `train`, and why."""
     yield Refusal(
         "train-format",
-        lambda c: not small(c),
+        lambda c: c.model.format == "hf",
         lambda c: (
-            f"model.format = {c.model.format!r} cannot be trained by this release: it trains the small model only"
+            "model.format = 'hf' cannot be trained by this release: it trains the small model and models of OLMo-core"
         ),
-        lambda c: "set model.format = small to train; validate and plan work for every format",
+        lambda c: "set model.format to small or olmo_core to train; validate and plan work for every format",
+        scope="machine",
+    )
+    yield Refusal(
+        "core-library",
+        lambda c: core(c) and bool(machine.core_error),
+        lambda c: machine.core_error.partition("; ")[0],
+        lambda c: machine.core_error.partition("; ")[2],
+        scope="machine",
+    )
+    yield Refusal(
+        "core-source",
+        lambda c: core(c) and bool(source_error(c.model.source)),
+        lambda c: source_error(c.model.source).partition("; ")[0],
+        lambda c: source_error(c.model.source).partition("; ")[2],
+        scope="machine",
+    )
+    yield Refusal(
+        "core-data",
+        lambda c: core(c) and c.data.task is None,
+        lambda c: (
+            f"data.prompt_data = {c.data.prompt_data!r} with model.format = 'olmo_core' cannot be trained by this "
+            "release: it has no tokenizer and no inference engine, and samples embedded tasks only"
+        ),
+        lambda c: f"give data.task (one of: {', '.join(TASKS)}) to train; validate and plan work for prompts",
+        scope="machine",
+    )
+    yield Refusal(
+        "core-attention",
+        lambda c: core(c) and c.core.attention_backend not in SMALL_ATTENTION,
+        lambda c: (
+            f"core.attention_backend = {c.core.attention_backend!r} cannot be trained by this release: OLMo-core's "
+            "flash and te kernels take bfloat16, and models are trained here in float32 or float64"
+        ),
+        lambda c: "set core.attention_backend = segment to train; validate and plan work for every backend",
         scope="machine",
     )
 

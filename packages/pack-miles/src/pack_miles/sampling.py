@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import attrs
 import torch
-from pack_torch import PackedBatch, SmallModel
+from pack_torch import PackedBatch
 from torch import Tensor
+
+from pack_miles.policy import Policy
 
 
 @attrs.frozen(eq=False)
@@ -23,7 +25,7 @@ class Sampled:
 
 @torch.no_grad()
 def sample(
-    model: SmallModel, prompts: Sequence[Sequence[int]], draws: Tensor, *, end: int, temperature: float
+    model: Policy, prompts: Sequence[Sequence[int]], draws: Tensor, *, end: int, temperature: float
 ) -> list[Sampled]:
     """Return one sampled response for each prompt.
 
@@ -40,6 +42,7 @@ def sample(
         temperature: divides the logits.
     """
     model.eval()
+    device = next(iter(model.parameters())).device
     sequences = [list(prompt) for prompt in prompts]
     log_probs: list[list[float]] = [[] for _ in prompts]
     routes: list[list[Tensor]] = [[] for _ in prompts]
@@ -49,15 +52,16 @@ def sample(
             break
         lengths = tuple(len(sequences[i]) for i in active)
         ids = torch.tensor([token for i in active for token in sequences[i]])
-        output = model(PackedBatch(input_ids=ids, doc_lens=lengths))
+        output = model(PackedBatch(input_ids=ids, doc_lens=lengths).to(device))
         ends = torch.tensor(lengths).cumsum(0)
-        scores = torch.log_softmax(model.logits(output.hidden[ends - 1]) / temperature, dim=-1)
+        scores = torch.log_softmax(model.logits(output.hidden[ends - 1]).cpu() / temperature, dim=-1)
+        executed = output.routes.cpu()
         chosen = _choose(scores, draws[active, step])
         chances = scores.gather(1, chosen[:, None])[:, 0].tolist()
         for place, i in enumerate(active):
             last = int(ends[place])
             new = lengths[place] - sum(len(rows) for rows in routes[i])
-            routes[i].append(output.routes[last - new : last])
+            routes[i].append(executed[last - new : last])
             sequences[i].append(int(chosen[place]))
             log_probs[i].append(chances[place])
         active = [i for i in active if sequences[i][-1] != end]

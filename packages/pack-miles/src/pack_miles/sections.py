@@ -9,13 +9,19 @@ from pack_miles.options import Option, Section, option, options_of
 #: The largest seed: sums of it and a few million steps still fit 63 bits.
 SEEDS = 2**62
 
+#: What a `model.source` ends in that is the file of a model's configuration.
+MODEL_FILES = (".json", ".toml")
+
 
 @attrs.frozen
 class Model(Section):
-    """What is trained. Everything below `source` describes the small model; other formats bring their own geometry."""
+    """What is trained. Everything from `hidden_size` to `dropout` describes the small model; others bring their own."""
 
     format: Literal["small", "hf", "olmo_core"] = option("small", help="small (built here) or a checkpoint's format")
-    source: str | None = option(None, help="checkpoint of an hf or olmo_core model")
+    source: str | None = option(
+        None,
+        help="checkpoint of an hf or olmo_core model; to train olmo_core: .json or .toml file of its configuration",
+    )
     hidden_size: int = option(64, low=1, help="width of the small model")
     num_hidden_layers: int = option(3, low=1, help="decoder layers, dense ones included")
     num_attention_heads: int = option(4, low=1, help="attention heads; hidden_size is a multiple, the quotient even")
@@ -25,7 +31,7 @@ class Model(Section):
     num_experts_per_tok: int = option(2, low=1, help="experts a token is sent to (top-k)")
     dense_layers_indices: tuple[int, ...] = option((0,), help="layers without experts")
     dropout: float = option(0.0, low=0, high=1, below=True, help="dropout probability; above 0 scoring is standalone")
-    dtype: Literal["float32", "float64"] = option("float32", help="parameters and arithmetic of the small model")
+    dtype: Literal["float32", "float64"] = option("float32", help="parameters and arithmetic of a model trained here")
 
 
 @attrs.frozen
@@ -39,7 +45,7 @@ class Output(Section):
 class Data(Section):
     """What is asked: exactly one of an embedded task and a file of prompts."""
 
-    task: str | None = option(None, help="embedded verifiable task of the small model")
+    task: str | None = option(None, help="embedded verifiable task, for small and olmo_core")
     prompt_data: str | None = option(None, path=True, help="MILES prompt file (JSON lines)")
     seed: int = option(17, low=0, high=SEEDS, help="seed of the prompts and of the sampling draws")
 

@@ -8,31 +8,32 @@ from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import attrs
 import msgspec
 import torch
 from pack_core import Plan, decode, encode
-from pack_torch import (
-    ModelConfig,
-    SmallModel,
-    build_groups,
-    full_state,
-    load_full_state,
-)
+from pack_torch import build_groups
 
 from pack_miles import checkpoint, events, standing
 from pack_miles.actor import Actor
-from pack_miles.collection import DTYPES, advantages, collect, describe, rewards, to_rollout
+from pack_miles.collection import advantages, collect, describe, rewards, to_rollout
 from pack_miles.collectives import World
 from pack_miles.config import Config
+from pack_miles.core.source import read_source
 from pack_miles.planning import Loads, plan_collection
+from pack_miles.policy import DTYPES, Policy, build_policies
 from pack_miles.progress import Progress
 from pack_miles.samples import RolloutRow, write_rows
 from pack_miles.scoring_pass import decide
 from pack_miles.sink import ContractSink, contract_path
 from pack_miles.standing import Standing
 from pack_miles.tasks import TASKS, Task
+
+#: What a run's first event names the versions of.
+_OURS = ("pack-core", "pack-torch", "pack-miles", "torch")
+_PACKAGES = {"small": _OURS, "olmo_core": (*_OURS, "ai2-olmo-core")}
 
 
 @attrs.frozen
@@ -74,6 +75,7 @@ def _meet(config: Config, world: World) -> None:
             "run.checkpoint_every": config.run.checkpoint_every,
             "run.resume": str(config.run.resume),
             "the newest checkpoint": newest.name if newest else "none",
+            "the file of model.source": world.agreed(lambda: _source(config)),
         }
     )
     # Rank 0 has opened its contract file by now: a folder without it is another node's own.
@@ -86,7 +88,12 @@ def _meet(config: Config, world: World) -> None:
     world.agreed(look)
 
 
-def _train(config: Config, task: Task, actor: Actor, policy: SmallModel, clocks: Clocks, progress: Progress) -> None:
+def _source(config: Config) -> str:
+    """Return a digest of the file that describes the model, "" where the run file itself does."""
+    return read_source(config.model.source or "").digest if config.model.format == "olmo_core" else ""
+
+
+def _train(config: Config, task: Task, actor: Actor, policy: Policy, clocks: Clocks, progress: Progress) -> None:
     begin, world, sink = clocks.tick(), actor.world, actor.sink
     dtype = DTYPES[config.model.dtype]
     first = _resume(config, actor) if config.run.resume else 0
@@ -117,53 +124,29 @@ def _train(config: Config, task: Task, actor: Actor, policy: SmallModel, clocks:
 
 def build(
     config: Config, task: Task, world: World, sink: ContractSink, tick: Callable[[], float], device: torch.device
-) -> tuple[Actor, SmallModel]:
+) -> tuple[Actor, Policy]:
     """Return the actor of this rank and the policy it samples from, which holds every expert."""
-    shape = ModelConfig(
-        vocab_size=task.vocabulary,
-        hidden_size=config.model.hidden_size,
-        num_hidden_layers=config.model.num_hidden_layers,
-        num_attention_heads=config.model.num_attention_heads,
-        intermediate_size=config.model.intermediate_size,
-        moe_intermediate_size=config.model.moe_intermediate_size,
-        n_routed_experts=config.model.n_routed_experts,
-        num_experts_per_tok=config.model.num_experts_per_tok,
-        dense_layers_indices=config.model.dense_layers_indices,
-        dropout=config.model.dropout,
-    )
-    dtype = DTYPES[config.model.dtype]
     groups = build_groups(config.topology, timedelta(seconds=config.run.timeout_seconds))
-
-    def whole() -> SmallModel:
-        return SmallModel(shape, seed=config.run.seed, dtype=dtype, attention="segment")
-
-    model = SmallModel(
-        shape,
-        seed=config.run.seed,
-        dtype=dtype,
-        attention=config.core.attention_backend,
-        recompute=config.core.activation_checkpointing,
-        expert_group=groups.expert,
-    ).to(device)
+    policies = build_policies(config, task.vocabulary, groups, device)
     miles = config.miles
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        policies.model.parameters(),
         lr=miles.lr,
         betas=(miles.adam_beta1, miles.adam_beta2),
         eps=miles.adam_eps,
         weight_decay=miles.weight_decay,
     )
-    reference = whole().to(device) if miles.kl_coef else None
-    actor = Actor(config, model, reference, optimizer, groups, world, sink, tick, decide(config), device)
-    return actor, whole()
+    decision = decide(config)
+    actor = Actor(config, policies.model, policies.reference, optimizer, groups, world, sink, tick, decision, device)
+    return actor, policies.sampler
 
 
 def _collect(
-    config: Config, task: Task, rollout_id: int, actor: Actor, policy: SmallModel, clocks: Clocks
+    config: Config, task: Task, rollout_id: int, actor: Actor, policy: Policy, clocks: Clocks
 ) -> list[RolloutRow]:
     """Return the collection sampled from the actor's weights as they are, on every rank; rank 0 writes it down."""
     begin = clocks.tick()
-    load_full_state(policy, full_state(actor.model))
+    policy.load_full_state(actor.model.full_state())
     rows = collect(config, task, rollout_id, policy, actor.completed_steps, actor.world)
     if actor.world.rank == 0:
         actor.sink.write(describe(rows, rollout_id, actor.completed_steps, clocks.tick() - begin))
@@ -184,7 +167,9 @@ def _plan(
     def first() -> bytes:
         nonlocal foreseen
         step = actor.completed_steps
-        chosen, foreseen, told = plan_collection(config, rows, clocks.tick, step=step, rollout_id=rollout_id)
+        chosen, foreseen, told = plan_collection(
+            config, rows, clocks.tick, step=step, rollout_id=rollout_id, geometry=actor.model.geometry
+        )
         actor.sink.write(told)
         return encode(chosen)
 
@@ -199,6 +184,11 @@ def _resume(config: Config, actor: Actor) -> int:
         raise ValueError(f"output.root = {config.output.root!r} holds no checkpoint to resume")
     where = actor.world.agreed(lambda: standing.read(path))
     state = checkpoint.load(path, actor.world)
+    if state.get("source", "") != _source(config):
+        raise ValueError(
+            f"model.source = {config.model.source!r} is not the file that {path} was trained with; restore it, or "
+            "start anew in another folder"
+        )
     actor.model.load_state_dict(state["model"])
     actor.optimizer.load_state_dict(state["optimizer"])
     actor.completed_steps = where.completed_steps
@@ -213,7 +203,9 @@ def _save(config: Config, actor: Actor, done: int, clocks: Clocks) -> None:
         world_size=world.size,
         configuration=config.digest,
     )
-    state = {"model": actor.model.state_dict(), "optimizer": actor.optimizer.state_dict()}
+    state: dict[str, Any] = {"model": actor.model.state_dict(), "optimizer": actor.optimizer.state_dict()}
+    if source := _source(config):
+        state["source"] = source
     path = checkpoint.save(Path(config.output.root), where, state, config.run.checkpoint_keep, world)
     seconds = clocks.tick() - begin
     actor.sink.write(events.Checkpoint(rank=world.rank, step=actor.completed_steps, path=str(path), seconds=seconds))
@@ -229,7 +221,7 @@ def _started(config: Config, world: World, actor: Actor, clocks: Clocks) -> even
         expert_parallel_size=config.core.expert_parallel_size,
         resumed=config.run.resume,
         completed_steps=actor.completed_steps,
-        versions={name: version(name) for name in ("pack-core", "pack-torch", "pack-miles", "torch")},
+        versions={name: version(name) for name in _PACKAGES[config.model.format]},
         configuration=msgspec.to_builtins(config.resolved()),
         time=clocks.now(),
     )

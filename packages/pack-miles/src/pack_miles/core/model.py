@@ -8,36 +8,18 @@ from typing import Any, cast
 
 import attrs
 import torch
-from pack_core import Topology
 from pack_torch import ModelOutput, PackedBatch, check_routes
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import ProcessGroup
 
-from pack_miles import core_replay
-from pack_miles.core_arguments import check_forward, document_arguments
-from pack_miles.core_attention import check_flash_4, use_segment
-from pack_miles.core_checks import check_documents_apart
-from pack_miles.core_library import load
+from pack_miles.core.arguments import check_forward, document_arguments
+from pack_miles.core.attention import check_flash_4, use_segment
+from pack_miles.core.checks import check_documents_apart
+from pack_miles.core.library import Library, load
+from pack_miles.core.replay import Choices, check_replay, install, routers
+from pack_miles.core.sharding import gather_state, routed_experts, scatter_state
 from pack_miles.errors import InputError
-
-
-@attrs.frozen
-class Geometry:
-    """The sizes of a built model that packing needs.
-
-    Args:
-        layers: decoder layers.
-        vocabulary: rows of the embedding.
-        moe_layers: the layers that route.
-        experts: routed experts of a layer, over all ranks; 0 without any.
-        top_k: experts of a token; 0 without any.
-    """
-
-    layers: int
-    vocabulary: int
-    moe_layers: tuple[int, ...] = ()
-    experts: int = 0
-    top_k: int = 0
+from pack_miles.geometry import Geometry
 
 
 def build_core(
@@ -47,6 +29,7 @@ def build_core(
     attention: str | None = None,
     recompute: bool = False,
     max_tokens: int | None = None,
+    seed: int | None = None,
 ) -> Any:
     """Return an OLMo-core model built on a device, its weights drawn from the configuration's `init_seed`.
 
@@ -56,25 +39,33 @@ def build_core(
         attention: backend of every attention layer: `segment`, or one of Core's names; None leaves the configuration.
         recompute: keep no activations inside a block and run it again in the backward.
         max_tokens: of the longest row, to prepare rotary tables for.
+        seed: of the weights, in place of the configuration's `init_seed`.
 
     Raises:
-        InputError: OLMo-core is not the one driven here, or the configuration is none of its own.
+        InputError: OLMo-core is not the one driven here, or the configuration is none of its own or does not build.
     """
     library = load()
     if isinstance(config, Mapping):
-        config = library.TransformerConfig.from_dict(dict(config))
+        config = _read(library, config)
     if not isinstance(config, library.TransformerConfig):
         raise InputError(
             f"the model configuration is {type(config).__name__}; give OLMo-core's TransformerConfig, or the mapping "
             "that its as_config_dict() saves"
         )
     config = copy.deepcopy(config)
+    if seed is not None:
+        config.init_seed = seed
     if attention is not None:
         _choose_attention(config, attention)
     routed = hasattr(config, "recompute_each_block")
     if recompute and routed:
         config.recompute_each_block = True
-    core = config.build(init_device="cpu" if str(device) == "cpu" else "meta")
+    try:
+        core = config.build(init_device="cpu" if str(device) == "cpu" else "meta")
+    except Exception as error:  # what is missing or does not fit, Core says in errors of many kinds
+        raise InputError(
+            f"OLMo-core cannot build this model here: {error}; install what it names, or change its configuration"
+        ) from error
     if attention == "segment":
         use_segment(core)
     core.init_weights(device=torch.device(device), max_seq_len=max_tokens)
@@ -83,45 +74,14 @@ def build_core(
     return core
 
 
-def shard_experts(core: Any, topology: Topology) -> Any:
-    """Keep this rank's share of every layer's routed experts, and exchange tokens with the ranks that hold the others.
-
-    Every rank calls it on a model with the same weights, before an optimizer sees them; the degree then changes no
-    result. Replicas are contiguous ranks, as everywhere here.
-
-    Args:
-        core: a built `OLMoDDPModel`.
-        topology: ranks and expert-parallel degree; degree 1 leaves the model as it is.
-
-    Raises:
-        InputError: no layer has routed experts, or the degree does not divide them.
-    """
-    degree = topology.expert_parallel
-    if degree == 1:
-        return core
-    found = {layer: block.routed_experts for layer, block in core_replay.blocks(core).items() if _routed(block)}
-    if not found:
-        raise InputError(f"expert_parallel_size = {degree} but no layer has routed experts; set it to 1")
-    for layer, experts in found.items():
-        if experts.num_experts % degree:
-            raise InputError(
-                f"blocks.{layer} has {experts.num_experts} experts, which do not divide over expert_parallel_size = "
-                f"{degree}; choose a degree that divides them"
-            )
-    whole = {layer: dict(experts.named_parameters()) for layer, experts in found.items()}
-    kind = next(core.parameters()).device.type
-    mesh = init_device_mesh(kind, (topology.replicas, degree), mesh_dim_names=("ep_dp", "ep_mp"))
-    core.apply_ep(dp_mesh=None, ep_mesh=mesh)
-    place = mesh["ep_mp"].get_local_rank()
-    with torch.no_grad():
-        for layer, experts in found.items():
-            for name, parameter in experts.named_parameters():
-                parameter.copy_(whole[layer][name].tensor_split(degree)[place])
-    return core
-
-
-def _routed(block: Any) -> bool:
-    return getattr(block, "routed_experts", None) is not None
+def _read(library: Library, saved: Mapping[str, Any]) -> Any:
+    try:
+        return library.TransformerConfig.from_dict(dict(saved))
+    except Exception as error:  # it imports the classes that the mapping names, and calls them
+        raise InputError(
+            f"OLMo-core {library.version} cannot read the model configuration: {error}; give the mapping that its "
+            "as_config_dict() saves"
+        ) from error
 
 
 def _choose_attention(config: Any, attention: str) -> None:
@@ -140,29 +100,37 @@ def _choose_attention(config: Any, attention: str) -> None:
 
 
 class CoreModel(nn.Module):
-    """An OLMo-core model that takes packed batches: the same calls as `pack_torch.SmallModel`.
+    """An OLMo-core model that takes packed batches; it satisfies `pack_miles.policy.Policy`.
 
     Args:
         core: a built `Transformer` or `OLMoDDPModel`; it takes hooks of this class, and belongs to it from now on.
         packed: rows hold several documents, and every forward is told of them. False is for one sample a row on
             whatever attention there is; a row of several is then refused.
         replay: recorded expert choices will be replayed; refused where they cannot be.
+        expert_group: the ranks over which `shard_experts` spread the experts; None where they are all here.
 
     Raises:
         InputError: a layer that would mix documents, or a router that replay does not reach; lists all of them.
     """
 
-    def __init__(self, core: nn.Module, *, packed: bool = True, replay: bool = False) -> None:
+    def __init__(
+        self,
+        core: nn.Module,
+        *,
+        packed: bool = True,
+        replay: bool = False,
+        expert_group: ProcessGroup | None = None,
+    ) -> None:
         """Check the model layer by layer and put the hooks on."""
         super().__init__()
         if packed:
             check_documents_apart(core)
             core.register_forward_pre_hook(check_forward, with_kwargs=True)
         if replay:
-            core_replay.check_replay(core)
-        core_replay.install(core)
+            check_replay(core)
+        install(core)
         self.core, self.packed, self.replay = core, packed, replay
-        self.geometry = _geometry(core)
+        self.expert_group, self.geometry = expert_group, _geometry(core)
 
     def forward(self, batch: PackedBatch, *, loss_div_factor: float | None = None) -> ModelOutput:
         """Return hidden states before the head and the experts each token went to.
@@ -181,7 +149,7 @@ class CoreModel(nn.Module):
                 f"the routers have auxiliary losses ({', '.join(self.auxiliary_losses())}) but no loss_div_factor was "
                 "given; OLMo-core would weigh them once a pack: give auxiliary_denominator(counts of the step)"
             )
-        choices = core_replay.Choices(batch.routes, self.geometry.moe_layers)
+        choices = Choices(batch.routes, self.geometry.moe_layers)
         factor = torch.tensor(float(batch.tokens if loss_div_factor is None else loss_div_factor))
         named: dict[str, Any] = document_arguments(batch) if self.packed else {}
         if self.geometry.moe_layers:
@@ -260,27 +228,38 @@ class CoreModel(nn.Module):
     def auxiliary_losses(self) -> list[str]:
         """Return the auxiliary router losses that are on, by Core's names."""
         names = ("lb_loss_weight", "z_loss_weight", "orth_loss_weight")
-        found = core_replay.routers(self.core).values()
+        found = routers(self.core).values()
         return [name for name in names if any(getattr(router, name) for router in found)]
 
     def stochastic(self) -> list[str]:
         """Return what draws random numbers in training, by path; two forwards of a row then differ."""
         names = [name for name, module in self.core.named_modules() if isinstance(module, nn.Dropout) and module.p > 0]
         names += [name for name, module in self.core.named_modules() if getattr(module, "dropout_p", 0) > 0]
-        for layer, router in core_replay.routers(self.core).items():
+        for layer, router in routers(self.core).items():
             options = [option for option in ("jitter_eps", "random_expert_assignment") if getattr(router, option)]
             names += [f"blocks.{layer}.routed_experts_router.{option}" for option in options]
         return names
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Return this rank's share of the routed experts; ranks of a replica hold different ones."""
-        routed = [block.routed_experts for block in core_replay.blocks(self.core).values() if _routed(block)]
-        return [parameter for experts in routed for parameter in experts.parameters()]
+        return [parameter for experts in routed_experts(self.core).values() for parameter in experts.parameters()]
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """Return everything every rank holds alike: all but the routed experts."""
         own = {id(parameter) for parameter in self.expert_parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in own]
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Return a copy of every parameter by name, experts gathered; every rank of the expert group calls it."""
+        return gather_state(self, self.expert_parameters(), self.expert_group)
+
+    def load_full_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's share of what `full_state` returned, of a model of any expert-parallel degree.
+
+        Raises:
+            ValueError: a name or a shape differs; names it.
+        """
+        scatter_state(self, self.expert_parameters(), self.expert_group, state)
 
 
 @attrs.frozen(eq=False)
@@ -300,7 +279,7 @@ class Dividing:
 
 
 def _geometry(core: Any) -> Geometry:
-    found = core_replay.routers(core)
+    found = routers(core)
     sizes = {(int(router.num_experts), int(router.top_k)) for router in found.values()}
     if len(sizes) > 1:
         raise InputError(

@@ -70,6 +70,17 @@ class Library:
             raise AttributeError(name) from None
 
 
+def missing() -> str:
+    """Return why OLMo-core cannot be driven here, as far as is known without importing it; "" when it can."""
+    try:
+        version = importlib.metadata.version("ai2-olmo-core")
+    except importlib.metadata.PackageNotFoundError:
+        return f"model.format = 'olmo_core' needs the package ai2-olmo-core; {INSTALL}"
+    if version.partition("+")[0] != CORE_VERSION:
+        return f"ai2-olmo-core is {version} but this release drives {CORE_VERSION} only; {INSTALL}"
+    return ""
+
+
 @cache
 def load() -> Library:
     """Return OLMo-core, imported on the first call.
@@ -77,11 +88,9 @@ def load() -> Library:
     Raises:
         InputError: it is not installed, is another version, cannot be imported, or lacks a name that is used.
     """
-    try:
-        version = importlib.metadata.version("ai2-olmo-core")
-    except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"model.format = 'olmo_core' needs the package ai2-olmo-core; {INSTALL}") from None
-    return collect(version, importlib.import_module)
+    if problem := missing():
+        raise InputError(problem)
+    return collect(importlib.metadata.version("ai2-olmo-core"), importlib.import_module)
 
 
 def collect(version: str, find: Callable[[str], Any]) -> Library:

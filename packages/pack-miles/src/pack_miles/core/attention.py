@@ -13,7 +13,7 @@ from pack_torch import PackedBatch, get_attention
 from pack_torch.flash import missing_4
 from torch import Tensor, nn
 
-from pack_miles.core_library import Library, load
+from pack_miles.core.library import Library, load
 from pack_miles.errors import InputError
 
 #: What flash-attention 4 must be told by name. Its fourth positional parameter is not the same in all releases.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pack_miles.core_library import Library, load
+from pack_miles.core.library import Library, load
 from pack_miles.errors import input_error
 
 #: The attribute by which the choices of one forward ride on its `loss_div_factor`.

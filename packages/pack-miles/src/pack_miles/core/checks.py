@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from pack_miles.core_attention import check_flash_4, segment_backend
-from pack_miles.core_library import Library, load
-from pack_miles.core_replay import blocks
+from pack_miles.core.attention import check_flash_4, segment_backend
+from pack_miles.core.library import Library, load
+from pack_miles.core.replay import blocks
 from pack_miles.errors import input_error
 
 USE = "set attention_backend to flash_2, flash_3 (Hopper), flash_4 (Blackwell) or segment (any device)"
