@@ -14,11 +14,20 @@ def smoke_core() -> None:
     assert installed == {"pack-core", "attrs", "msgspec"}, installed
     assert importlib.util.find_spec("torch") is None
 
-    from pack_core import Sample, Topology, pack, plan, verify
+    from pack_core import Sample, Topology, dispatch_counts, pack, plan, verify
 
     assert list(pack([300, 200, 400, 600], capacity=1024)) == [[0, 1, 2], [3]]
     samples = [Sample(id=i, length=10 + i) for i in range(8)]
     assert verify(plan(samples, topology=Topology(ranks=2), capacity=64, step_samples=8), samples) == []
+
+    # Without NumPy: routes counted and samples reordered in plain Python.
+    counts = dispatch_counts(
+        [bytes([i % 4]) * (9 + i) for i in range(8)], [10 + i for i in range(8)], layers=1, experts=4, top_k=1
+    )
+    topology = Topology(ranks=4, expert_parallel=2)
+    even = plan(samples, topology=topology, capacity=64, step_samples=8, pack_order="balanced", counts=counts)
+    assert verify(even, samples, counts) == []
+    assert even.work[0].critical_work_proxy < even.arrival[0].critical_work_proxy
 
 
 def smoke_miles() -> None:
