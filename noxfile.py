@@ -92,6 +92,15 @@ def core(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """Run ranks as actors of a real Ray, and follow a run with the real client of W&B; neither leaves this machine."""
+    session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
+    session.install(TORCH, "ray==2.60.0", "wandb==0.31.0", "jsonschema")
+    offline = {"WANDB_MODE": "offline", "RAY_USAGE_STATS_ENABLED": "0"}
+    session.run("pytest", "tests/extras", *session.posargs, env=THREADS | offline)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Build the wheels and use them from a clean environment outside the checkout."""
     session.install("build", "virtualenv")

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 from pack_miles.arguments import core_options, miles_arguments, miles_options
+from pack_miles.config import Config, load_config
+from pack_miles.refusals import refuse
 from pack_miles.scoring_pass import ScoringPass, decide
-from support.miles_config import NODE, SMALL, make_config
+from pack_miles.sections import OPTIONS
+from support.miles_config import NODE, SMALL, make_config, write_toml
 
 
 def parsed(arguments: list[str]) -> dict[str, str | None]:
@@ -132,6 +135,95 @@ def test_order_options_appear_in_the_arguments_only_where_they_mean_something(tm
         {"expert_balanced_packing": True, "expert_balance_layer_stride": 1, **search},
         "pack_miles.producer.reorder_samples",
     )
+
+
+#: What a run that balances experts needs beside the option under test.
+EXPERTS = {"trainer.expert_balanced_packing": True, "trainer.use_rollout_routing_replay": True}
+
+#: Off, or at the defaults of the trainer these options come from.
+DEFAULTS = {
+    "sequence_packing": False,
+    "packing_max_tokens": None,
+    "expert_balanced_packing": False,
+    "expert_balance_search_proposals": 1024,
+    "expert_balance_search_seconds": 0.25,
+    "expert_balance_layer_stride": 1,
+}
+
+#: A field -> options beside it, the texts of its flag, what Core gets for each, and what changes in MILES' arguments.
+FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, str | None]]]] = {
+    "sequence_packing": (
+        {"trainer.packing_max_tokens": None},
+        {"true": True, "false": False},
+        {"true": {"--qkv-format": "thd"}, "false": {"--qkv-format": "bshd"}},
+    ),
+    "packing_max_tokens": ({}, {"64": 64, "9000": 9000}, {}),
+    "expert_balanced_packing": (
+        {"trainer.use_rollout_routing_replay": True},
+        {"true": True, "false": "left out"},
+        {"true": {"--rollout-sample-filter-path": "miles.backends.core_utils.expert_schedule.reorder_samples"}},
+    ),
+    "expert_balance_search_proposals": (EXPERTS, {"0": 0, "7": 7}, {}),
+    "expert_balance_search_seconds": (EXPERTS, {"0": 0.0, "1.5": 1.5}, {}),
+    "expert_balance_layer_stride": (EXPERTS, {"1": 1, "3": 3}, {}),
+}
+
+
+@pytest.mark.parametrize("section", ["trainer", "core"])
+@pytest.mark.parametrize("way", ["file", "flag"])
+@pytest.mark.parametrize(("field", "text"), [(name, text) for name, row in FIELDS.items() for text in row[1]])
+def test_packing_and_expert_fields_reach_core_and_miles(
+    tmp_path: Path, field: str, text: str, way: str, section: str
+) -> None:
+    beside, values, changes = FIELDS[field]
+    bare = {place: value for place, value in SMALL.items() if not place.startswith("core.")}
+    fixed = {"trainer.sequence_packing": True, "trainer.packing_max_tokens": 128, "trainer.max_sequence_length": 64}
+    fixed |= {"trainer.expert_parallel_size": 2, "trainer.attention_backend": "segment", "async.max_policy_lag": 1}
+    without = {place: value for place, value in (bare | fixed | beside).items() if place != f"trainer.{field}"}
+
+    if way == "file":
+        written = without | {f"{section}.{field}": json.loads(text)}
+        config = load_config(write_toml(tmp_path, written))
+    else:
+        config = load_config(write_toml(tmp_path, without), [(f"{section}.{field}", text)])
+    refuse(config)
+    flags = parsed(miles_arguments(config))
+    core = json.loads(flags.pop("--olmo-core-config") or "")
+
+    assert core.get(field, "left out") == values[text]
+    plain = parsed(miles_arguments(load_config(write_toml(tmp_path, without))))
+    del plain["--olmo-core-config"]
+    assert flags == plain | changes.get(text, {})
+    if text == "false" and field == "expert_balanced_packing":
+        assert not [key for key in core if key.startswith("expert_balanc")], "as before there was such a feature"
+
+
+def test_the_fields_are_off_or_at_the_defaults_of_the_trainer_they_come_from() -> None:
+    declared = {one.key: one.default for one in OPTIONS if one.section == "core"}
+    assert {name: declared[name] for name in FIELDS} == DEFAULTS
+
+
+@pytest.mark.parametrize("name", ["demo", "dev", "node"])
+def test_no_maintained_example_balances_experts_and_each_takes_the_flag(name: str) -> None:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.toml"
+    config = load_config(path)
+    refuse(config)
+    assert not config.core.expert_balanced_packing
+    assert "--rollout-sample-filter-path" not in parsed(miles_arguments(config))
+    if name != "dev":  # which has one rank, and no packing
+        assert flagged(path).core.expert_balanced_packing
+
+
+def flagged(path: Path) -> Config:
+    router = [("inference.use_miles_router", "true")]
+    config = load_config(path, [("trainer.expert_balanced_packing", "true"), *router])
+    refuse(config)
+    return config
+
+
+def test_use_wandb_reaches_miles_only_when_it_is_on(tmp_path: Path) -> None:
+    assert "--use-wandb" not in parsed(miles_arguments(make_config(tmp_path)))
+    assert parsed(miles_arguments(make_config(tmp_path, tracking__use_wandb=True)))["--use-wandb"] is None
 
 
 ONE_STEP = {"miles.rollout_batch_size": 4, "miles.n_samples_per_prompt": 4, "miles.global_batch_size": 16}

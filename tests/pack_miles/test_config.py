@@ -225,6 +225,7 @@ def test_the_digest_follows_what_a_run_computes_and_nothing_else(tmp_path: Path)
         "run.checkpoint_every",
         "run.checkpoint_keep",
         "run.save_rollouts",
+        "run.engine",
         "run.timeout_seconds",
         "miles.num_rollout",
     }

@@ -23,6 +23,7 @@ FIELDS = {
     "optimizer": "rollout_id normalization reduction scoring_pass local_policy_objective clip_fraction gradient_norm "
     "local_behavior_versions local_microbatches lr_used lr_next optimizer_skipped elapsed_seconds",
     "optimizer_rejected": "rollout_id gradient_norm reason",
+    "memory": "rollout_id peak_allocated_bytes peak_resident_bytes",
     "checkpoint": "path seconds",
     "run_failed": "error",
     "run_finished": "completed_steps rollouts seconds",

@@ -107,6 +107,38 @@ MACHINE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Machine, str, dic
         {},
         Machine(rank=0, world=4),
     ),
+    "ray": (
+        SMALL,
+        {"run.engine": "ray"},
+        Machine(),
+        "run.engine = 'ray' needs the package ray, which cannot be imported; install it: pip install 'pack-miles[ray]'",
+        {"run.engine": "ray"},
+        Machine(extras=frozenset(["ray"])),
+    ),
+    "ray-launcher": (
+        SMALL,
+        {"run.engine": "ray"},
+        Machine(rank=0, world=4, extras=frozenset(["ray"])),
+        "run.engine = 'ray' under a launcher: this process was started as one rank",
+        {},
+        Machine(rank=0, world=4),
+    ),
+    "wandb": (
+        SMALL,
+        {"tracking.use_wandb": True},
+        Machine(),
+        "needs the package wandb, which cannot be imported; install it: pip install 'pack-miles[wandb]'",
+        {"tracking.use_wandb": True},
+        Machine(extras=frozenset(["wandb"])),
+    ),
+    "miles-events": (
+        SMALL,
+        {"output.root": "dump/events/run"},
+        Machine(foreign="dump/events"),
+        "is, or lies in, 'dump/events', where MILES keeps its own events",
+        {"output.root": "dump/run"},
+        Machine(),
+    ),
     "output-writable": (SMALL, {"output.root": "run.toml/x"}, Machine(), "cannot be written", {}, Machine()),
     "output-used": (
         SMALL,
@@ -205,6 +237,59 @@ def test_a_launcher_of_several_nodes_needs_devices_for_its_own_ranks_only(tmp_pa
     config = changed(tmp_path, SMALL, {"run.backend": "nccl"})
 
     refuse_machine(config, Machine(cuda_devices=2, rank=0, world=4, local_ranks=2))
+
+
+def test_where_a_ray_cluster_puts_its_ranks_is_not_judged_here(tmp_path: Path) -> None:
+    config = changed(tmp_path, SMALL, {"run.backend": "nccl", "run.engine": "ray"})
+    alone = Machine(extras=frozenset(["ray"]))
+
+    refuse_machine(config, attrs.evolve(alone, cluster="10.0.0.1:6379"))
+    assert "needs a CUDA device for each of 4 ranks" in told_here(config, alone)[0]
+
+
+def test_wandb_is_the_first_ranks_alone(tmp_path: Path) -> None:
+    config = changed(tmp_path, SMALL, {"tracking.use_wandb": True})
+
+    refuse_machine(config, Machine(rank=1, world=4))
+    assert "wandb" in told_here(config, Machine(rank=0, world=4))[0]
+
+
+def test_a_folder_called_like_an_optional_package_is_not_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B leaves a folder of its own name where a run is started."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    config = changed(tmp_path, SMALL, {"tracking.use_wandb": True})
+
+    assert probe(config, {}).extras == frozenset()
+
+    (tmp_path / "wandb" / "__init__.py").write_text("def init(): ...\n")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    importlib.invalidate_caches()
+    assert probe(config, {}).extras == {"wandb"}
+    assert probe(changed(tmp_path, SMALL, {}), {}).extras == frozenset(), "what is not wanted is not looked for"
+    monkeypatch.delitem(sys.modules, "wandb")
+
+
+@pytest.mark.parametrize(
+    ("file", "root", "found"),
+    [
+        ("dump/events/trainer_cell0_rank3.jsonl", "dump/events", "dump/events"),
+        ("dump/events/trainer_cell0_rank3.jsonl", "dump/events/runs/mine", "dump/events"),
+        ("dump/events/trainer_cell0_rank3.jsonl", "dump/mine", ""),
+        ("dump/training_contract_rank3.jsonl", "dump", ""),
+    ],
+)
+def test_the_folder_of_miles_own_events_is_known_by_its_files(tmp_path: Path, file: str, root: str, found: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("{}\n")
+
+    machine = probe(changed(tmp_path, SMALL, {"output.root": root}), {})
+
+    assert machine.foreign == (str(tmp_path / found) if found else "")
 
 
 def test_only_the_first_rank_judges_the_output_folder(tmp_path: Path) -> None:

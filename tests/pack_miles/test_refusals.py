@@ -232,7 +232,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
         {},
     ),
     "optimizer": (NODE, {"miles.optimizer": "sgd"}, "miles.optimizer = 'sgd': only adam", {"miles.optimizer": "adam"}),
-    "wandb": (SMALL, {"tracking.use_wandb": True}, "tracking.use_wandb = true is not in this release", {}),
 }
 
 
@@ -388,7 +387,7 @@ def test_the_name_of_an_option_inside_a_value_is_left_alone(tmp_path: Path) -> N
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    config = changed(tmp_path, SMALL, {"run.ranks": 6, "tracking.use_wandb": True, "miles.balance_data": True})
+    config = changed(tmp_path, SMALL, {"run.ranks": 6, "miles.micro_batch_size": 2, "miles.balance_data": True})
 
     assert len(told(config)) == 3
 

@@ -19,6 +19,8 @@ ALLOWED = {
 ADAPTERS = {
     ("pack_torch", "flash"): {"flash_attn", "flash_attn_interface"},
     ("pack_miles", "miles_samples"): {"numpy"},
+    ("pack_miles", "ray_ranks"): {"ray"},
+    ("pack_miles", "weights_and_biases"): {"wandb"},
 }
 
 #: What is imported only once it is chosen, and needs what its package does not: module -> outsiders.
@@ -53,6 +55,7 @@ WITH_TORCH = {
     "sampling",
     "scoring",
     "small",
+    "tracking",
     "trainer",
 }
 

@@ -64,6 +64,7 @@ def miles_options(config: Config) -> dict[str, Any]:
         "seed": config.run.seed,
         "rollout_seed": config.data.seed,
         "save": config.output.root,
+        "use_wandb": config.tracking.use_wandb,
     }
     source, described = config.model.source, (config.model.source or "").endswith(MODEL_FILES)
     given = {

@@ -178,7 +178,7 @@ def _picture(step: int, event: Plan, found: Sequence[PlannedUpdate]) -> LoadPict
     place = step - event.update
     grids = _expert_grids(event, place, report) if report.layers else None
     destinations = len(event.loads_after[place][0][0]) if grids and event.loads_after else 0
-    grids = grids or _token_grids(event, place, planned.trace)
+    grids = grids or token_grids(event, place, planned.trace)
     if grids is None:
         return None
     return LoadPicture(step, *grids, destinations, gains([report]), report.layers, report.routed_layers)
@@ -202,7 +202,8 @@ def _by_rank(loads: Sequence[Sequence[Sequence[int]]]) -> Grid:
     return tuple(destination for replica in loads for destination in zip(*replica, strict=True))
 
 
-def _token_grids(event: Plan, place: int, trace: SearchTrace | None) -> tuple[Grid, Grid] | None:
+def token_grids(event: Plan, place: int, trace: SearchTrace | None) -> tuple[Grid, Grid] | None:
+    """Return the tokens of every pack of one update, in arrival order and as planned; None for an unreadable record."""
     try:
         record = msgspec.convert(event.record, _Layout)
         lengths = [sample.length for sample in samples_of(event.record)]

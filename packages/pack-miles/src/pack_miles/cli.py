@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import traceback
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -104,6 +104,13 @@ def build_parser() -> ArgumentParser:
     _add_config(train)
     report = _add(commands, "report", _report, "show what runs did, from their contract files")
     _add_logs(report)
+    report.add_argument(
+        "--warmup",
+        metavar="N",
+        type=_whole,
+        default=5,
+        help="of several runs: updates after every start that are told apart as cold (default: 5)",
+    )
     report.add_argument("--html", metavar="FILE", type=Path, help="also write a page with pictures, in one file")
     audit = _add(commands, "audit", _audit, "check the contract files of runs against the rules they must keep")
     _add_logs(audit)
@@ -132,6 +139,12 @@ def _add_config(parser: ArgumentParser) -> None:
 
 def _add_logs(parser: ArgumentParser) -> None:
     parser.add_argument("logs", metavar="LOG", nargs="+", type=Path, help="a contract file, or a run's output folder")
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"must be a whole number of updates, 0 or more; got {text!r}")
+    return int(text)
 
 
 def _unknown(arguments: Sequence[str]) -> str:
@@ -199,11 +212,15 @@ def _train(given: Namespace) -> int:
 def _report(given: Namespace) -> int:
     from rich.console import Console
 
-    from pack_miles.log import read_logs
-    from pack_miles.report import print_report, summarize
+    from pack_miles.compare import compare
+    from pack_miles.log import read_logs, runs_of
+    from pack_miles.report import labels, print_comparison, print_report, summarize
 
-    report = summarize(read_logs(given.logs))
+    logs = read_logs(given.logs)
+    report = summarize(logs)
     print_report(report, Console())
+    if len(report.runs) > 1:
+        print_comparison(compare(runs_of(logs), report.runs, labels(report), given.warmup), Console())
     if given.html is not None:
         from pack_miles.page import write_page
 

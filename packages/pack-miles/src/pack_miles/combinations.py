@@ -324,12 +324,6 @@ def _replay_and_data_rows() -> Iterator[Refusal]:
         lambda c: f"miles.optimizer = {c.miles.optimizer!r}: only adam is implemented",
         lambda c: "set adam, or leave it out",
     )
-    yield Refusal(
-        "wandb",
-        lambda c: c.tracking.use_wandb,
-        lambda c: "tracking.use_wandb = true is not in this release",
-        lambda c: "leave it false: the JSONL events under output.root carry the same numbers",
-    )
 
 
 #: Every row, in the order they are told.

@@ -228,6 +228,18 @@ class OptimizerRejected(Line, frozen=True, kw_only=True):
         return self.step + 1
 
 
+class Memory(Line, frozen=True, kw_only=True):
+    """What this rank's process has needed at most so far; `step` = updates completed.
+
+    `peak_allocated_bytes` is what torch allocated on the rank's GPU, None on a CPU; `peak_resident_bytes` what the
+    process held of the machine's memory.
+    """
+
+    rollout_id: Count
+    peak_allocated_bytes: Count | None
+    peak_resident_bytes: Count
+
+
 class Checkpoint(Line, frozen=True, kw_only=True):
     """The state after `step` updates has been saved."""
 
@@ -302,6 +314,7 @@ Event = (
     | ScoringCheck
     | Optimizer
     | OptimizerRejected
+    | Memory
     | Checkpoint
     | RunFailed
     | RunFinished

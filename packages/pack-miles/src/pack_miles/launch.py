@@ -1,7 +1,7 @@
 """Start a run's ranks and see them end: all of them, together, with a word on what went wrong.
 
-Under torchrun (or anything else that sets RANK and WORLD_SIZE) this process is one rank. Otherwise it spawns them
-all on this machine and watches.
+Under torchrun (or anything else that sets RANK and WORLD_SIZE) this process is one rank. Otherwise it starts them
+all, as processes of this machine or as Ray actors (`run.engine`), and watches. All run `run_rank`.
 """
 
 import ctypes
@@ -13,11 +13,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent import futures
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Event
 from types import FrameType
 
 import torch
@@ -64,7 +66,8 @@ def launch(config: Config, *, debug: bool = False) -> int:
     if begun is not None and standing.read(begun).rollouts >= config.miles.num_rollout:
         sys.stdout.write(f"nothing to do: {root} has all {config.miles.num_rollout} collections (miles.num_rollout)\n")
         return 0
-    status = spawn(config, debug, begun)
+    start = actors if config.run.engine == "ray" else spawn
+    status = start(config, debug, begun)
     if status == 0:
         sys.stdout.write(f"trained {config.miles.num_rollout} collections; look at them: pack-miles report {root}\n")
     return status
@@ -85,15 +88,45 @@ def spawn(config: Config, debug: bool, begun: Path | None) -> int:
             statuses = _watch(context.processes)
         except Stopped as stopped:
             _end(context.processes)
-            _say(f"stopped by {signal.Signals(stopped.args[0]).name}; all ranks are stopped{_remedy(config, begun)}")
-            return 128 + int(stopped.args[0])
+            return _stopped(stopped, config, begun)
         finally:
             _end(context.processes)
+    return _status(statuses, _ending(statuses), config, begun)
+
+
+def actors(config: Config, debug: bool, begun: Path | None) -> int:
+    """Run all ranks as Ray actors and return the exit status of the whole; `begun` as in `spawn`."""
+    from pack_miles.ray_ranks import LOOK, Asked, run_actors
+
+    asked = Event()
+    with futures.ThreadPoolExecutor(1) as thread, _stoppable():
+        running = thread.submit(run_actors, run_rank, config, debug, GRACE, asked)
+        try:
+            while not futures.wait([running], timeout=LOOK).done:
+                with _stoppable():  # anew: Ray, while it starts, puts a handler before this one that prints a stack
+                    pass
+            outcome = running.result()
+        except Stopped as stopped:
+            asked.set()
+            # Not ignored: what Ray starts would inherit that, and could not be ended.
+            with _heard(signal.SIGINT), _heard(signal.SIGTERM), suppress(Asked):
+                running.result()
+            return _stopped(stopped, config, begun)
+    return _status(outcome.statuses, "; ".join(outcome.deaths) or _ending(outcome.statuses), config, begun)
+
+
+def _stopped(stopped: Stopped, config: Config, begun: Path | None) -> int:
+    _say(f"stopped by {signal.Signals(stopped.args[0]).name}; all ranks are stopped{_remedy(config, begun)}")
+    return 128 + int(stopped.args[0])
+
+
+def _status(statuses: Sequence[int | None], ending: str, config: Config, begun: Path | None) -> int:
+    """Return the exit status of a run whose ranks have all ended, and say how it ended if it did not end well."""
     if not any(statuses):
         return 0
     if USER_MISTAKE in statuses:
         return USER_MISTAKE  # the rank has said what to mend
-    _say(f"error: {_ending(statuses)}; the run is over and no rank is left{_remedy(config, begun)}")
+    _say(f"error: {ending}; the run is over and no rank is left{_remedy(config, begun)}")
     return 1
 
 
@@ -134,6 +167,16 @@ def _stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _heard(number: signal.Signals) -> Iterator[None]:
+    """Do nothing more about a signal: it has been heard."""
+    before = signal.signal(number, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @contextmanager

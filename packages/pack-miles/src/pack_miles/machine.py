@@ -18,6 +18,13 @@ ATTENTION_FUNCTIONS = {
     "te": ("transformer_engine.pytorch", "DotProductAttention"),
 }
 
+#: Optional package, an extra of pack-miles by the same name -> a function of it: a folder that is merely called so has
+#: none.
+EXTRAS = {"ray": ("ray", "init"), "wandb": ("wandb", "init")}
+
+#: How MILES names the files of its own event log, one a process; its reader takes every JSONL file below their folder.
+MILES_EVENTS = "*_cell*_rank*.jsonl"
+
 
 @attrs.frozen
 class Machine:
@@ -25,8 +32,10 @@ class Machine:
 
     `torch_error` is why torch cannot be imported, "" when it can; `core_error` why OLMo-core cannot be driven,
     looked at where a run asks for it; `capability` the compute capability of the first CUDA device; `attention` the
-    backends whose function is importable. `rank` and `world` are what a launcher announced (None when started by
-    hand), `local_ranks` the processes it puts on this machine.
+    backends whose function is importable, `extras` those of `EXTRAS` that are. `rank` and `world` are what a launcher
+    announced (None when started by hand), `local_ranks` the processes it puts on this machine; `cluster` is the
+    address of the Ray cluster that was given, "" for none. `foreign` is the folder of MILES' own events that
+    `output.root` is or lies in, "" for none.
     """
 
     torch_error: str = ""
@@ -34,9 +43,12 @@ class Machine:
     cuda_devices: int = 0
     capability: tuple[int, int] | None = None
     attention: frozenset[str] = frozenset()
+    extras: frozenset[str] = frozenset()
     rank: int | None = None
     world: int | None = None
     local_ranks: int | None = None
+    cluster: str = ""
+    foreign: str = ""
 
 
 def probe(config: Config, environ: Mapping[str, str] = os.environ) -> Machine:
@@ -46,6 +58,9 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> Machine:
         rank=_number(environ.get("RANK")),
         world=_number(environ.get("WORLD_SIZE")),
         local_ranks=_number(environ.get("LOCAL_WORLD_SIZE")),
+        cluster=environ.get("RAY_ADDRESS", ""),
+        foreign=foreign_events(config.output.root),
+        extras=frozenset(name for name in wanted_extras(config) if _callable(*EXTRAS[name])),
     )
     try:
         torch = import_module("torch")
@@ -57,13 +72,31 @@ def probe(config: Config, environ: Mapping[str, str] = os.environ) -> Machine:
         announced,
         cuda_devices=devices,
         capability=tuple(torch.cuda.get_device_capability(0)) if devices else None,
-        attention=frozenset([backend] if backend in ATTENTION_FUNCTIONS and _callable(backend) else []),
+        attention=frozenset(
+            [backend] if backend in ATTENTION_FUNCTIONS and _callable(*ATTENTION_FUNCTIONS[backend]) else []
+        ),
     )
 
 
 def holds_run(root: str) -> bool:
     """Return whether a folder holds events of a run; empty files are those of a start that came to nothing."""
     return any(file.stat().st_size for file in Path(root).glob("training_contract_rank*.jsonl"))
+
+
+def wanted_extras(config: Config) -> tuple[str, ...]:
+    """Return the optional packages a run needs."""
+    wanted = {"ray": config.run.engine == "ray", "wandb": config.tracking.use_wandb}
+    return tuple(name for name, needed in wanted.items() if needed)
+
+
+def foreign_events(root: str) -> str:
+    """Return the folder of MILES' own events that a folder is or lies in, "" for none."""
+    path = Path(root)
+    return next((str(one) for one in (path, *path.parents) if one.is_dir() and _any(one, MILES_EVENTS)), "")
+
+
+def _any(folder: Path, pattern: str) -> bool:
+    return next(folder.glob(pattern), None) is not None
 
 
 def writable(root: str) -> bool:
@@ -78,8 +111,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _callable(backend: str) -> bool:
-    module, function = ATTENTION_FUNCTIONS[backend]
+def _callable(module: str, function: str) -> bool:
     try:
         return callable(getattr(import_module(module), function, None))
     except Exception:  # a broken optional package fails in its own ways, and each means the same here

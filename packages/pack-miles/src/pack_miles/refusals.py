@@ -46,7 +46,7 @@ def refusals(machine: Machine) -> tuple[Refusal, ...]:
 
 def machine_refusals(machine: Machine) -> tuple[Refusal, ...]:
     """Return every row of scope `machine`, as they stand for one machine."""
-    return (*_hardware_rows(machine), *_model_rows(machine), *_start_rows(machine))
+    return (*_hardware_rows(machine), *_extra_rows(machine), *_model_rows(machine), *_start_rows(machine))
 
 
 def _capability_fits(backend: str, machine: Machine) -> bool:
@@ -56,6 +56,13 @@ def _capability_fits(backend: str, machine: Machine) -> bool:
         "flash_3": machine.capability[0] == 9,
         "flash_4": (10, 0) <= machine.capability <= (12, 0),
     }.get(backend, True)
+
+
+def _local_ranks(config: Config, machine: Machine) -> int:
+    """Return the ranks that will run on this machine, as far as it is known; where a Ray cluster puts them is not."""
+    if config.run.engine == "ray" and machine.cluster and machine.world is None:
+        return 0
+    return machine.local_ranks or config.run.ranks
 
 
 def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
@@ -70,9 +77,9 @@ def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
     )
     yield Refusal(
         "nccl-devices",
-        lambda c: torch and c.run.backend == "nccl" and machine.cuda_devices < (machine.local_ranks or c.run.ranks),
+        lambda c: torch and c.run.backend == "nccl" and machine.cuda_devices < _local_ranks(c, machine),
         lambda c: (
-            f"run.backend = 'nccl' needs a CUDA device for each of {machine.local_ranks or c.run.ranks} ranks; "
+            f"run.backend = 'nccl' needs a CUDA device for each of {_local_ranks(c, machine)} ranks; "
             f"here {'is' if machine.cuda_devices == 1 else 'are'} {machine.cuda_devices}"
         ),
         lambda c: "set run.backend = gloo, fewer ranks, or start on a GPU node",
@@ -153,6 +160,33 @@ def _model_rows(machine: Machine) -> Iterator[Refusal]:
     )
 
 
+def _extra_rows(machine: Machine) -> Iterator[Refusal]:
+    yield Refusal(
+        "ray",
+        lambda c: c.run.engine == "ray" and machine.world is None and "ray" not in machine.extras,
+        lambda c: "run.engine = 'ray' needs the package ray, which cannot be imported",
+        lambda c: "install it: pip install 'pack-miles[ray]', or set run.engine = spawn",
+        scope="machine",
+    )
+    yield Refusal(
+        "ray-launcher",
+        lambda c: c.run.engine == "ray" and machine.world is not None,
+        lambda c: "run.engine = 'ray' under a launcher: this process was started as one rank (RANK and WORLD_SIZE)",
+        lambda c: "start it without the launcher, or set run.engine = spawn",
+        scope="machine",
+    )
+    yield Refusal(
+        "wandb",
+        lambda c: c.tracking.use_wandb and machine.rank in (None, 0) and "wandb" not in machine.extras,
+        lambda c: "tracking.use_wandb = true needs the package wandb, which cannot be imported",
+        lambda c: (
+            "install it: pip install 'pack-miles[wandb]', or leave it false: the events under output.root carry the "
+            "same numbers"
+        ),
+        scope="machine",
+    )
+
+
 def _start_rows(machine: Machine) -> Iterator[Refusal]:
     # Another rank may have begun to write before this one looks: only the first judges the folder.
     first = machine.rank in (None, 0)
@@ -174,6 +208,16 @@ def _start_rows(machine: Machine) -> Iterator[Refusal]:
             "is no folder of yours"
         ),
         lambda c: "choose another folder, or its permissions",
+        scope="machine",
+    )
+    yield Refusal(
+        "miles-events",
+        lambda c: first and bool(machine.foreign),
+        lambda c: (
+            f"output.root = {c.output.root!r} is, or lies in, {machine.foreign!r}, where MILES keeps its own events; "
+            "its reader takes every JSONL file below that folder for one of its own"
+        ),
+        lambda c: "choose a folder outside",
         scope="machine",
     )
     yield Refusal(

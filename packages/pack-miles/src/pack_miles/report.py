@@ -9,11 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from pack_miles.balance import Planning
+from pack_miles.compare import Comparison, told
 from pack_miles.facts import counted
 from pack_miles.planning_report import PLANNING_HEADINGS, order_told, planning_figures, planning_rows
 from pack_miles.summary import Report, RunSummary, summarize
 
-__all__ = ["COUNT_NOTE", "Report", "RunSummary", "key_figures", "labels", "print_report", "summarize"]
+__all__ = [
+    "COUNT_NOTE",
+    "Report",
+    "RunSummary",
+    "key_figures",
+    "labels",
+    "print_comparison",
+    "print_report",
+    "summarize",
+]
 
 #: Said wherever counts are shown next to one another.
 COUNT_NOTE = "A count of forwards or tokens is not a wall time: it says how much was run, not how fast."
@@ -27,9 +37,11 @@ def key_figures(run: RunSummary) -> list[tuple[str, str]]:
         ("fill", _fill(run)),
         ("packs of one rank an update", _span([row.packs for row in run.updates])),
         ("largest pack", _largest(run)),
+        ("shapes of one rank's rows", run.shapes.told() if run.shapes else _none(run)),
         ("order of the samples", order_told(run.planning) or _none(run)),
         ("time", _time(run)),
         ("training throughput", _throughput(run)),
+        ("memory of one rank at most", _memory(run)),
         ("log-probs, trainer against rollout", _differences(run.log_prob_mean, run.log_prob_max)),
         ("log-probs, scoring against training", _checked(run)),
         ("run", _shape(run)),
@@ -163,6 +175,27 @@ def _time(run: RunSummary) -> str:
 def _throughput(run: RunSummary) -> str:
     rate = run.tokens_per_second
     return "none recorded" if rate is None else f"{rate:,.0f} model tokens/s in score and train, {recorded_ranks(run)}"
+
+
+def _memory(run: RunSummary) -> str:
+    parts = {"of the GPU": run.peak_allocated, "of the machine": run.peak_resident}
+    told = [f"{size / 2**30:.2f} GiB {where}" for where, size in parts.items() if size is not None]
+    return ", ".join(told) or "none recorded"
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print what several runs of the same samples cost beside one another, or why that is not said."""
+    if comparison.runs:
+        table = Table(title="On the same samples, seconds of an update", title_justify="left")
+        for heading in ("", "cold start", "warmed", "planning", "warmed and planning"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for run in comparison.runs:
+            cold = "-" if run.cold_seconds is None else f"{run.cold_seconds:.3g}"
+            seconds = (run.warm_seconds, run.planning_seconds, run.net_seconds)
+            table.add_row(Text(run.label), cold, *(f"{value:.3g}" for value in seconds))
+        console.print(table)
+    for line in told(comparison):
+        console.print(Text(line), soft_wrap=True)
 
 
 def _differences(mean: float | None, largest: float | None) -> str:

@@ -172,7 +172,9 @@ class Miles(Section):
 class Tracking(Section):
     """How a run is followed."""
 
-    use_wandb: bool = option(False, alike=True, help="not in this release: the events carry the same numbers")
+    use_wandb: bool = option(
+        False, alike=True, help="log to Weights & Biases from rank 0; its own environment variables say where"
+    )
     progress: bool = option(True, alike=True, help="show a progress bar")
 
 
@@ -181,6 +183,12 @@ class Run(Section):
     """The processes of a run."""
 
     ranks: int = option(1, low=1, help="processes that train")
+    engine: Literal["spawn", "ray"] = option(
+        "spawn",
+        alike=True,
+        help="who starts the ranks: spawn, as processes of this machine; ray, as actors of the cluster of RAY_ADDRESS "
+        "(left out: of one on this machine). Under torchrun neither",
+    )
     backend: Literal["gloo", "nccl"] = option("gloo", help="collectives: gloo on CPU, nccl on GPUs")
     seed: int = option(17, low=0, high=SEEDS, help="seed of the parameters and of dropout")
     checkpoint_every: int = option(0, low=0, alike=True, help="collections between checkpoints; 0: none")

@@ -1,7 +1,7 @@
 """Where contract events go: one append-only file a rank, one JSON object a line."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -80,6 +80,8 @@ class ContractSink:
         """Open, or create, the contract file at `path`, and its directory, for the events of `rank`."""
         self.path = path
         self.rank = rank
+        #: Told of every event that has been written.
+        self.hear: Callable[[Event], None] | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_torn_line(path)
         self._file: BinaryIO = path.open("ab")
@@ -109,6 +111,8 @@ class ContractSink:
             self._logger.msg(name, **fields)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+        if self.hear is not None:
+            self.hear(event)
 
     def close(self) -> None:
         """Close the file."""

@@ -11,6 +11,7 @@ from pack_miles.balance import Planning, planning_of
 from pack_miles.events import (
     Checkpoint,
     Event,
+    Memory,
     Optimizer,
     Packing,
     Plan,
@@ -22,6 +23,7 @@ from pack_miles.events import (
 )
 from pack_miles.facts import missing_ranks, status
 from pack_miles.log import Log, RunLogs, Update, runs_of
+from pack_miles.shapes import Shapes, shapes_of
 
 OneEvent = TypeVar("OneEvent", bound=Event)
 
@@ -86,6 +88,7 @@ class UpdateRow:
 class RunSummary:
     """One run. `log_prob_*` compare trainer and rollout, `check_*` scoring and training (nats; None: none recorded).
 
+    `peak_allocated` is the memory of a GPU, `peak_resident` that of a process, in bytes, the largest over ranks.
     `missing` are the ranks without a log; `updates` are then of the others alone. `planning` is None without plans.
     """
 
@@ -102,6 +105,9 @@ class RunSummary:
     updates: tuple[UpdateRow, ...]
     pictures: tuple[PackPicture, ...]
     planning: Planning | None
+    shapes: Shapes | None
+    peak_allocated: int | None
+    peak_resident: int | None
     log_prob_mean: float | None
     log_prob_max: float | None
     checks: int
@@ -204,6 +210,11 @@ def _summarize(run: RunLogs) -> RunSummary:
     differing = [(mean, event) for event in scores if (mean := _mean_abs(event)) is not None]
     tokens = sum(event.active_tokens for _, event in differing)
     compared = sum(event.active_tokens for event in checks)
+    memory = [event for event in events if isinstance(event, Memory)]
+    allocated = [event.peak_allocated_bytes for event in memory if event.peak_allocated_bytes is not None]
+    capacity = next((event.token_budget for event in reversed(events) if isinstance(event, Packing)), None)
+    rollouts = {row.step: row.rollout_id for row in updates}
+    planning = planning_of(run.plans(), rollouts, events)
     return RunSummary(
         name=start.name if start else run.directory.name,
         directory=str(run.directory),
@@ -213,11 +224,14 @@ def _summarize(run: RunLogs) -> RunSummary:
         expert_parallel=start.expert_parallel_size if start else 1,
         starts=sum(isinstance(event, RunStarted) for event in run.logs[0].events),
         checkpoints=len(_once([event for event in events if isinstance(event, Checkpoint)])),
-        capacity=next((event.token_budget for event in reversed(events) if isinstance(event, Packing)), None),
+        capacity=capacity,
         collections=tuple(_collection_row(e) for e in _once([e for e in events if isinstance(e, Rollout)])),
         updates=updates,
         pictures=_pictures(run, updates),
-        planning=planning_of(run.plans(), {row.step: row.rollout_id for row in updates}, events),
+        planning=planning,
+        shapes=shapes_of(run.plans(), planning.updates, rollouts, capacity) if planning else None,
+        peak_allocated=max(allocated, default=None),
+        peak_resident=max((event.peak_resident_bytes for event in memory), default=None),
         log_prob_mean=sum(mean * e.active_tokens for mean, e in differing) / tokens if tokens else None,
         log_prob_max=max((event.max_abs for event in scores), default=None),
         checks=len(checks),

@@ -30,6 +30,7 @@ from pack_miles.scoring_pass import decide
 from pack_miles.sink import ContractSink, contract_path
 from pack_miles.standing import Standing
 from pack_miles.tasks import TASKS, Task
+from pack_miles.tracking import Tracker, end_collection, tracking
 
 #: What a run's first event names the versions of.
 _OURS = ("pack-core", "pack-torch", "pack-miles", "torch")
@@ -58,7 +59,8 @@ def train_rank(
         _meet(config, world)
         task = TASKS[str(config.data.task)]
         actor, policy = build(config, task, world, sink, clocks.tick, device)
-        _train(config, task, actor, policy, clocks, progress)
+        with tracking(config, world, sink) as tracker:
+            _train(config, task, actor, policy, clocks, progress, tracker)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         sink.write(events.RunFailed(rank=world.rank, step=actor.completed_steps if actor else 0, error=told))
@@ -93,7 +95,15 @@ def _source(config: Config) -> str:
     return read_source(config.model.source or "").digest if config.model.format == "olmo_core" else ""
 
 
-def _train(config: Config, task: Task, actor: Actor, policy: Policy, clocks: Clocks, progress: Progress) -> None:
+def _train(
+    config: Config,
+    task: Task,
+    actor: Actor,
+    policy: Policy,
+    clocks: Clocks,
+    progress: Progress,
+    tracker: Tracker | None,
+) -> None:
     begin, world, sink = clocks.tick(), actor.world, actor.sink
     dtype = DTYPES[config.model.dtype]
     first = _resume(config, actor) if config.run.resume else 0
@@ -106,6 +116,7 @@ def _train(config: Config, task: Task, actor: Actor, policy: Policy, clocks: Clo
         # The stride partition: position p of the order is rank p % ranks' sample at place p // ranks.
         column = [to_rollout(rows[index], gains[index], dtype) for index in chosen.order[world.rank :: world.size]]
         actor.train(rollout_id, column, chosen, loads)
+        end_collection(tracker, sink, rollout_id, actor.completed_steps, actor.device)
         done = rollout_id + 1
         every = config.run.checkpoint_every
         if done == config.miles.num_rollout or (every and done % every == 0):
