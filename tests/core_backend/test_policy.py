@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from pack_core import Topology
-from pack_miles.config import Config
 from pack_miles.core.fitness import check_runs, check_trainable
 from pack_miles.core.model import CoreModel, build_core
 from pack_miles.errors import InputError
-from pack_miles.policy import build_policies
-from pack_miles.small import SmallPolicy
+from pack_miles.settings.config import Config
+from pack_miles.training.policy import build_policies
+from pack_miles.training.small import SmallPolicy
 from pack_torch import Groups, ModelConfig, build_batch
 from support.miles_config import make_config
 from support.olmo_cases import dense_config, make_rollouts

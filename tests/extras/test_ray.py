@@ -12,10 +12,10 @@ from threading import Event
 
 import pytest
 import torch
-from pack_miles.config import load_config
 from pack_miles.errors import InputError
-from pack_miles.launch import run_rank
-from pack_miles.ray_ranks import run_actors
+from pack_miles.settings.config import load_config
+from pack_miles.training.launch import run_rank
+from pack_miles.training.ray_ranks import run_actors
 from support.miles_config import write_toml
 from support.miles_ranks import alive, children
 from support.miles_runs import LIMIT, TINY, command, environment, events, run, started, wait_for, weights

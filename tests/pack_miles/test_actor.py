@@ -9,13 +9,13 @@ import attrs
 import pack_core
 import pytest
 import torch
-from pack_miles.actor import Actor
-from pack_miles.collectives import World
-from pack_miles.config import Config
-from pack_miles.scoring import DisagreementError
-from pack_miles.sink import ContractSink, contract_path
+from pack_miles.contract.sink import ContractSink, contract_path
+from pack_miles.settings.config import Config
 from pack_miles.tasks import TASKS
-from pack_miles.trainer import build
+from pack_miles.training.actor import Actor
+from pack_miles.training.collectives import World
+from pack_miles.training.scoring import DisagreementError
+from pack_miles.training.trainer import build
 from pack_torch import PackedBatch, Rollout, SmallModel
 from support.miles_config import make_config
 from support.miles_runs import TINY, events

@@ -3,11 +3,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pack_miles.arguments import core_options, miles_arguments, miles_options
-from pack_miles.config import Config, load_config
-from pack_miles.refusals import refuse
 from pack_miles.scoring_pass import ScoringPass, decide
-from pack_miles.sections import OPTIONS
+from pack_miles.settings.arguments import core_options, miles_arguments, miles_options
+from pack_miles.settings.config import Config, load_config
+from pack_miles.settings.refusals import refuse
+from pack_miles.settings.sections import OPTIONS
 from support.miles_config import NODE, SMALL, make_config, write_toml
 
 

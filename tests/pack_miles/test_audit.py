@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from pack_miles import events
-from pack_miles.audit import audit
-from pack_miles.events import Event
-from pack_miles.log import Log, read_logs
-from pack_miles.sink import contract_path
+from pack_miles.contract import events
+from pack_miles.contract.audit import audit
+from pack_miles.contract.events import Event
+from pack_miles.contract.log import Log, read_logs
+from pack_miles.contract.sink import contract_path
 from support.log_runs import STEPS, as_logs, make_run, write_run
 
 Run = dict[int, list[Event]]

@@ -8,16 +8,16 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from pack_core import DispatchCounts, Sample, Topology, plan, rebuild, samples_of
-from pack_miles import events
-from pack_miles.balance import LoadPicture, Planning
-from pack_miles.events import Event
-from pack_miles.figures import svg
-from pack_miles.gain import Gain
-from pack_miles.load_figures import MOST_PACKS, MOST_RANKS, draw_loads
-from pack_miles.page import render_page
-from pack_miles.planning_report import order_told, planning_figures, planning_rows
-from pack_miles.report import key_figures, print_report, summarize
-from pack_miles.summary import Report, RunSummary
+from pack_miles.contract import events
+from pack_miles.contract.events import Event
+from pack_miles.reporting.balance import LoadPicture, Planning
+from pack_miles.reporting.figures import svg
+from pack_miles.reporting.gain import Gain
+from pack_miles.reporting.load_figures import MOST_PACKS, MOST_RANKS, draw_loads
+from pack_miles.reporting.page import render_page
+from pack_miles.reporting.planning_report import order_told, planning_figures, planning_rows
+from pack_miles.reporting.report import key_figures, print_report, summarize
+from pack_miles.reporting.summary import Report, RunSummary
 from rich.console import Console
 from support.log_runs import CAPACITY, COUNTED, PROMPTS, STEPS, as_logs, draw_counts, make_run
 from support.page_links import Links

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from pack_miles import events as contract
-from pack_miles.audit import audit
-from pack_miles.log import Log, read_logs
+from pack_miles.contract import events as contract
+from pack_miles.contract.audit import audit
+from pack_miles.contract.log import Log, read_logs
 from support import balanced_ranks
 from support.miles_config import write_toml
 from support.miles_runs import TINY, events, run, weights

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pack_miles.cli import main
-from pack_miles.sections import OPTIONS, PLACES
+from pack_miles.settings.sections import OPTIONS, PLACES
 from support.miles_config import NODE, SMALL, write_toml
 from support.miles_rows import row, write_jsonl
 

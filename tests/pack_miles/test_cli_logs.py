@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from pack_miles.cli import main
-from pack_miles.events import Packing
+from pack_miles.contract.events import Packing
 from support.log_runs import make_run, write_run
 
 

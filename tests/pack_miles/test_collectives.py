@@ -1,7 +1,7 @@
 """What ranks tell each other: an error of one is an error of all, and nobody hangs."""
 
 import pytest
-from pack_miles.collectives import World
+from pack_miles.training.collectives import World
 from support import miles_ranks
 from support.ranks import World as Ranks
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from pack_miles import events
 from pack_miles.cli import main
-from pack_miles.compare import Comparison, compare, told
-from pack_miles.events import Event
-from pack_miles.log import runs_of
-from pack_miles.report import key_figures, labels, print_comparison, summarize
-from pack_miles.shapes import Shapes, most_shapes
+from pack_miles.contract import events
+from pack_miles.contract.events import Event
+from pack_miles.contract.log import runs_of
+from pack_miles.reporting.compare import Comparison, compare, told
+from pack_miles.reporting.report import key_figures, labels, print_comparison, summarize
+from pack_miles.reporting.shapes import Shapes, most_shapes
 from rich.console import Console
 from support.log_runs import STEPS, as_logs, make_run, write_run
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pack_core import Topology
-from pack_miles.config import Config, load_config
-from pack_miles.options import Option, spell
-from pack_miles.sections import OPTIONS, PLACES, Miles, Output
+from pack_miles.settings.config import Config, load_config
+from pack_miles.settings.options import Option, spell
+from pack_miles.settings.sections import OPTIONS, PLACES, Miles, Output
 from support.miles_config import SMALL, make_config, write_toml
 
 
@@ -275,7 +275,7 @@ def test_the_digest_does_not_depend_on_how_the_file_is_written(tmp_path: Path) -
 
 def test_the_digest_is_the_same_in_another_process(tmp_path: Path) -> None:
     path = write_toml(tmp_path, SMALL)
-    program = f"from pack_miles.config import load_config; print(load_config({str(path)!r}).digest)"
+    program = f"from pack_miles.settings.config import load_config; print(load_config({str(path)!r}).digest)"
 
     other = subprocess.run(
         [sys.executable, "-c", program],

@@ -2,9 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pack_miles.config import load_config
 from pack_miles.errors import InputError
-from pack_miles.sections import Core, Run
+from pack_miles.settings.config import load_config
+from pack_miles.settings.sections import Core, Run
 from support.miles_config import SMALL, toml, write_toml
 
 

@@ -3,8 +3,8 @@ import sys
 
 import msgspec
 import pytest
-from pack_miles import events
-from pack_miles.events import Event
+from pack_miles.contract import events
+from pack_miles.contract.events import Event
 
 #: The contract, event by event, written down independently of the structs.
 FIELDS = {
@@ -108,7 +108,7 @@ def test_update_resolves_what_step_counts() -> None:
 def test_reading_and_auditing_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['matplotlib'] = None; "
-        "import pack_miles.events, pack_miles.sink, pack_miles.log, pack_miles.audit, pack_miles.report"
+        "from pack_miles.contract import audit, events, log, sink; from pack_miles.reporting import report"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -116,6 +116,6 @@ def test_reading_and_auditing_need_no_torch() -> None:
 def test_pages_need_no_torch_and_leave_pyplot_alone() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['matplotlib.pyplot'] = None; "
-        "import pack_miles.page, pack_miles.figures"
+        "import pack_miles.reporting.page, pack_miles.reporting.figures"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pack_core import Sample, Search, plan, verify
 from pack_miles.cli import main
-from pack_miles.config import Config
 from pack_miles.errors import InputError
-from pack_miles.forecast import PROXY_NOTE, forecast, forecast_file, row_limits
+from pack_miles.reporting.forecast import PROXY_NOTE, forecast, forecast_file, row_limits
+from pack_miles.settings.config import Config
 from support.miles_config import NODE, SMALL, make_config, write_toml
 from support.miles_rows import routes, row, write_jsonl
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pack_miles.combinations import COMBINATIONS
+from pack_miles.settings.combinations import COMBINATIONS
 from pack_torch import ModelConfig
 from support.miles_config import SMALL, make_config
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pack_miles import events
 from pack_miles.cli import main
+from pack_miles.contract import events
+from pack_miles.contract.events import Event
+from pack_miles.contract.log import Log, read_log, read_logs, runs_of, standing
+from pack_miles.contract.sink import ContractSink, contract_path
 from pack_miles.errors import InputError
-from pack_miles.events import Event
-from pack_miles.log import Log, read_log, read_logs, runs_of, standing
-from pack_miles.sink import ContractSink, contract_path
 from support.log_runs import STEPS, make_run, write_run
 
 FINISHED = (

@@ -5,10 +5,10 @@ from typing import Any
 
 import attrs
 import pytest
-from pack_miles.config import Config
 from pack_miles.errors import InputError
-from pack_miles.machine import Machine, holds_run, probe, writable
-from pack_miles.refusals import machine_refusals, refuse_machine
+from pack_miles.settings.config import Config
+from pack_miles.settings.machine import Machine, holds_run, probe, writable
+from pack_miles.settings.refusals import machine_refusals, refuse_machine
 from pack_miles.standing import Standing, latest, write
 from support.miles_config import NODE, SMALL, make_config, without_lines
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from pack_miles import events
-from pack_miles.collectives import World
-from pack_miles.events import Event
-from pack_miles.metrics import collection_metrics
-from pack_miles.tracking import Tracker
+from pack_miles.contract import events
+from pack_miles.contract.events import Event
+from pack_miles.training.collectives import World
+from pack_miles.training.metrics import collection_metrics
+from pack_miles.training.tracking import Tracker
 
 WORK = {
     "packs_per_rank": 2,

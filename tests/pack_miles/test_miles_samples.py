@@ -11,7 +11,7 @@ import torch
 from pack_core import Sample
 from pack_miles import RolloutRow, read_rows, write_rows
 from pack_miles.errors import InputError
-from pack_miles.miles_samples import read_debug_rollouts, to_rollout, to_row, to_sample
+from pack_miles.miles.samples import read_debug_rollouts, to_rollout, to_row, to_sample
 from support.miles_collections import HandMade
 
 ROUTES = numpy.array([[[-1, -1], [0, 3]], [[-1, -1], [3, 1]], [[-1, -1], [2, 0]]], dtype=numpy.int32)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from pack_miles.collectives import World
-from pack_miles.column import ColumnOptions
-from pack_miles.miles_steps import combine, packed_steps, replay_tables, sample_rows
+from pack_miles.miles.steps import combine, packed_steps, replay_tables, sample_rows
+from pack_miles.training.collectives import World
+from pack_miles.training.column import ColumnOptions
 
 ALONE = World(rank=0, size=1)
 

@@ -11,12 +11,12 @@ import attrs
 import pack_core
 import pytest
 from pack_core import RoutingError, Sample
-from pack_miles.config import Config
-from pack_miles.geometry import Geometry
-from pack_miles.observed import balance_event, differences
-from pack_miles.overview import areas
 from pack_miles.planning import count_rows, in_arrival, loads_of, over_layers, plan_collection, plan_samples
 from pack_miles.samples import RolloutRow
+from pack_miles.settings.config import Config
+from pack_miles.settings.geometry import Geometry
+from pack_miles.settings.overview import areas
+from pack_miles.training.observed import balance_event, differences
 from support.miles_config import SMALL, make_config
 
 #: Four layers, the first dense; four experts, two to a token; four ranks in pairs.

@@ -12,10 +12,10 @@ import numpy
 import pytest
 import torch
 from pack_core import Search, Topology, dispatch_counts, owners, plan
-from pack_miles.events import Event, ExpertSchedule
-from pack_miles.log import read_log
-from pack_miles.miles_rewards import grouped_rewards
-from pack_miles.miles_samples import to_sample
+from pack_miles.contract.events import Event, ExpertSchedule
+from pack_miles.contract.log import read_log
+from pack_miles.miles.rewards import grouped_rewards
+from pack_miles.miles.samples import to_sample
 from pack_miles.producer import reorder_and_normalize, reorder_samples
 from support.miles_collections import (
     HandMade,
@@ -39,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def by_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """A MILES that normalizes by group_index."""
-    monkeypatch.setattr("pack_miles.producer_refusals.installed_rule", lambda: grouped_rewards)
+    monkeypatch.setattr("pack_miles.miles.refusals.installed_rule", lambda: grouped_rewards)
 
 
 def indices(samples: list[HandMade]) -> list[int]:
@@ -400,7 +400,7 @@ def test_off_the_filter_looks_at_nothing() -> None:
 
 
 def test_off_the_callback_returns_what_miles_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pack_miles.miles_rewards.installed_rule", lambda: lambda args, samples: (samples, args))
+    monkeypatch.setattr("pack_miles.miles.rewards.installed_rule", lambda: lambda args, samples: (samples, args))
     samples = collection(THIRTY_SIX)
     args = arguments(pack_order=None)
     assert reorder_and_normalize(args, samples) == (samples, args)

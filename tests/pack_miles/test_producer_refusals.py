@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from pack_miles.errors import InputError
-from pack_miles.miles_rewards import ProbeSample, grouped_rewards, installed_rule, miles_rewards, normalizes_by_group
-from pack_miles.model_layout import model_layout
+from pack_miles.miles.layout import model_layout
+from pack_miles.miles.options import read_settings
+from pack_miles.miles.refusals import REFUSALS, refuse_settings
+from pack_miles.miles.rewards import ProbeSample, grouped_rewards, installed_rule, miles_rewards, normalizes_by_group
 from pack_miles.producer import reorder_and_normalize
-from pack_miles.producer_options import read_settings
-from pack_miles.producer_refusals import REFUSALS, refuse_settings
 from support.miles_collections import (
     REWARD_CALLBACK,
     SAMPLE_FILTER,
@@ -64,7 +64,7 @@ def allowed(tmp_path: Path) -> list[Namespace]:
 
 
 def test_what_is_allowed_is_not_refused(allowed: list[Namespace], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pack_miles.producer_refusals.installed_rule", lambda: grouped_rewards)
+    monkeypatch.setattr("pack_miles.miles.refusals.installed_rule", lambda: grouped_rewards)
     for args in allowed:
         assert applying(args, "rewards") == []
         assert applying(as_filter(args), "groups") == []
@@ -98,13 +98,13 @@ def test_the_cases_are_the_table_and_the_one_that_needs_miles() -> None:
 
 def test_a_miles_that_normalizes_by_position_is_refused_at_the_filter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in (None, by_position):
-        monkeypatch.setattr("pack_miles.producer_refusals.installed_rule", lambda rule=rule: rule)
+        monkeypatch.setattr("pack_miles.miles.refusals.installed_rule", lambda rule=rule: rule)
         assert applying(as_filter(arguments()), "groups") == ["positional-rewards"]
         assert applying(arguments(), "rewards") == []
 
 
 def test_the_filter_beside_another_filter_or_any_callback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pack_miles.producer_refusals.installed_rule", lambda: grouped_rewards)
+    monkeypatch.setattr("pack_miles.miles.refusals.installed_rule", lambda: grouped_rewards)
     assert applying(arguments(), "groups") == ["sample-filter", "reward-callback"]
     other = as_filter(arguments())
     other.custom_reward_post_process_path = "mine.rewards"
@@ -235,7 +235,7 @@ def test_the_installed_rule_is_miles_own_in_either_layout(monkeypatch: pytest.Mo
             raise ModuleNotFoundError(name)
         return modules[name]
 
-    monkeypatch.setattr("pack_miles.miles_rewards.import_module", found)
+    monkeypatch.setattr("pack_miles.miles.rewards.import_module", found)
     assert miles_rewards(args, samples) == ([0.0, 1.0, 4.0, 9.0], [-0.5, 0.5, -2.5, 2.5])
     wrapped = Namespace(__ray_metadata__=Namespace(modified_class=Manager))
     modules["miles.ray.rollout"] = Namespace(RolloutManager=wrapped)

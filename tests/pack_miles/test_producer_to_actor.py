@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from pack_miles.collectives import World
-from pack_miles.column import ColumnOptions
-from pack_miles.log import read_log
-from pack_miles.miles_steps import Row, packed_steps, replay_tables
+from pack_miles.contract.log import read_log
+from pack_miles.miles.steps import Row, packed_steps, replay_tables
 from pack_miles.producer import reorder_and_normalize
+from pack_miles.training.collectives import World
+from pack_miles.training.column import ColumnOptions
 from support.miles_collections import HandMade, collection, expert_arguments, stride_columns, write_checkpoint
 
 RANKS, STEP, CAPACITY = 4, 16, 40

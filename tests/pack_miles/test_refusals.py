@@ -5,13 +5,13 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from pack_core import Sample
-from pack_miles.combinations import COMBINATIONS
-from pack_miles.config import Config, load_config
 from pack_miles.errors import InputError
-from pack_miles.forecast import forecast
-from pack_miles.machine import Machine
-from pack_miles.overview import overview
-from pack_miles.refusals import refusals, refuse
+from pack_miles.reporting.forecast import forecast
+from pack_miles.settings.combinations import COMBINATIONS
+from pack_miles.settings.config import Config, load_config
+from pack_miles.settings.machine import Machine
+from pack_miles.settings.overview import overview
+from pack_miles.settings.refusals import refusals, refuse
 from support.miles_config import NODE, SMALL, make_config, toml, without_lines, write_toml
 
 #: A small run whose routes are replayed.

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pack_miles import events
-from pack_miles.figures import draw_fill, draw_forwards, draw_packs, draw_rewards, draw_times, smooth, svg
-from pack_miles.log import read_logs
-from pack_miles.page import render_page, write_page
-from pack_miles.report import key_figures, labels, print_report, summarize
-from pack_miles.summary import Block, PackPicture, Report
+from pack_miles.contract import events
+from pack_miles.contract.log import read_logs
+from pack_miles.reporting.figures import draw_fill, draw_forwards, draw_packs, draw_rewards, draw_times, smooth, svg
+from pack_miles.reporting.page import render_page, write_page
+from pack_miles.reporting.report import key_figures, labels, print_report, summarize
+from pack_miles.reporting.summary import Block, PackPicture, Report
 from rich.console import Console
 from support.log_runs import STEPS, as_logs, make_run, write_run
 from support.page_links import Links

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pack_miles.sampling import Sampled, _choose, sample
+from pack_miles.training.sampling import Sampled, _choose, sample
 from pack_torch import ModelConfig, PackedBatch, SmallModel
 
 CONFIG = ModelConfig(

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pack_miles.collectives import World
-from pack_miles.scoring import DisagreementError, check_due, compare, gate, profile
+from pack_miles.training.collectives import World
+from pack_miles.training.scoring import DisagreementError, check_due, compare, gate, profile
 from torch import Tensor
 
 ALONE = World(rank=0, size=1)

@@ -8,8 +8,8 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
-from pack_miles import events
-from pack_miles.sink import ContractSink, contract_path
+from pack_miles.contract import events
+from pack_miles.contract.sink import ContractSink, contract_path
 from support.log_runs import make_run, write_run
 
 
@@ -95,7 +95,7 @@ def test_the_global_structlog_configuration_is_neither_read_nor_changed(tmp_path
 
 
 def test_importing_touches_no_file(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", "import pack_miles.sink"], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-c", "import pack_miles.contract.sink"], cwd=tmp_path, check=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
-from pack_miles.config import load_config
 from pack_miles.core.source import read_source, source_error
 from pack_miles.errors import InputError
+from pack_miles.settings.config import load_config
 from support.miles_config import NODE, SMALL, write_toml
 
 

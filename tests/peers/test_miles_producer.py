@@ -17,8 +17,8 @@ import numpy
 import pytest
 import torch
 from miles.utils.types import Sample
-from pack_miles.miles_rewards import grouped_rewards, installed_rule, normalizes_by_group
-from pack_miles.miles_samples import read_debug_rollouts, to_rollout, to_row, to_sample
+from pack_miles.miles.rewards import grouped_rewards, installed_rule, normalizes_by_group
+from pack_miles.miles.samples import read_debug_rollouts, to_rollout, to_row, to_sample
 from pack_miles.producer import reorder_and_normalize
 from support.miles_collections import arguments, collection, expert_arguments, stride_columns, write_checkpoint
 
@@ -145,7 +145,7 @@ def test_switched_off_the_callback_returns_what_the_wheel_does(manager: Any, mon
     args = arguments(pack_order=None, n_samples_per_prompt=4, rollout_batch_size=9)
     wheel = SimpleNamespace(RolloutManager=type(manager(args)))
     monkeypatch.setattr(
-        "pack_miles.miles_rewards.import_module",
+        "pack_miles.miles.rewards.import_module",
         lambda name: wheel if name == "miles.ray.rollout" else (_ for _ in ()).throw(ImportError(name)),
     )
     for samples in (real(collection(LENGTHS)), real(collection(LENGTHS[:30]))):

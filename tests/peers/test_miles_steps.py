@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from pack_miles.collectives import World
-from pack_miles.column import ColumnOptions
-from pack_miles.miles_steps import packed_steps
+from pack_miles.miles.steps import packed_steps
+from pack_miles.training.collectives import World
+from pack_miles.training.column import ColumnOptions
 from torch import Tensor
 
 LENGTHS, RESPONSES, VOCABULARY = [5, 8, 6, 7], [3, 5, 2, 4], 11

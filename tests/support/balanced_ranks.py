@@ -8,16 +8,16 @@ from typing import Any
 import attrs
 import torch
 from pack_core import digest
-from pack_miles import trainer
-from pack_miles.actor import Actor
-from pack_miles.collection import advantages, to_rollout
-from pack_miles.collectives import RankError, World
-from pack_miles.config import Config, load_config
+from pack_miles.contract.sink import ContractSink, contract_path
 from pack_miles.planning import plan_collection
-from pack_miles.policy import DTYPES
 from pack_miles.samples import RolloutRow, read_rows
-from pack_miles.sink import ContractSink, contract_path
+from pack_miles.settings.config import Config, load_config
 from pack_miles.tasks import TASKS
+from pack_miles.training import trainer
+from pack_miles.training.actor import Actor
+from pack_miles.training.collection import advantages, to_rollout
+from pack_miles.training.collectives import RankError, World
+from pack_miles.training.policy import DTYPES
 from pack_torch import PackedBatch
 from support.miles_runs import events
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 from pack_core import DispatchCounts, Plan, Sample, Schedule, Search, Topology, dispatch_loads, plan, record, schedule
-from pack_miles import events
-from pack_miles.events import Event
-from pack_miles.log import Log
-from pack_miles.sink import ContractSink, contract_path
+from pack_miles.contract import events
+from pack_miles.contract.events import Event
+from pack_miles.contract.log import Log
+from pack_miles.contract.sink import ContractSink, contract_path
 
 RANKS = 4
 CAPACITY = 512

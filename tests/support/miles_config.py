@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pack_miles.config import Config, load_config
+from pack_miles.settings.config import Config, load_config
 
 #: A small packed run of two optimizer steps a collection that no row of the table refuses.
 SMALL: dict[str, Any] = {

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pack_miles.collectives import RankError, World
-from pack_miles.column import ColumnOptions, pack_column
-from pack_miles.scoring import compare
+from pack_miles.training.collectives import RankError, World
+from pack_miles.training.column import ColumnOptions, pack_column
+from pack_miles.training.scoring import compare
 
 
 def fail_on_one(rank: int, size: int) -> str:

@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from pack_miles.schema import written_schema
+from pack_miles.contract.schema import written_schema
 
 FOLDER = Path(__file__).parents[2] / "docs" / "events"
 
 
 def test_the_published_schema_is_up_to_date() -> None:
-    assert (FOLDER / "schema_v1.json").read_text() == written_schema(), "python -m pack_miles.schema writes it"
+    assert (FOLDER / "schema_v1.json").read_text() == written_schema(), "python -m pack_miles.contract.schema writes it"
 
 
 def test_it_names_every_event_once_and_lets_nothing_unknown_in() -> None:

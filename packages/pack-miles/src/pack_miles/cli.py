@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pack_miles.config import Config, load_config, suggest
 from pack_miles.errors import InputError, counted
-from pack_miles.sections import OPTIONS, PLACES
+from pack_miles.settings.config import Config, load_config, suggest
+from pack_miles.settings.sections import OPTIONS, PLACES
 
 OPTIONS_HINT = (
     "Every option of the run file is also a flag of its dotted name, like --core.packing_max_tokens 6144.\n"
@@ -46,7 +46,7 @@ class _ListOptions(Action):
     ) -> None:
         from rich.console import Console
 
-        from pack_miles.show import show_options
+        from pack_miles.reporting.show import show_options
 
         show_options(Console(), OPTIONS)
         parser.exit()
@@ -163,7 +163,7 @@ def _version() -> str:
 
 
 def _config(given: Namespace) -> Config:
-    from pack_miles.refusals import refuse
+    from pack_miles.settings.refusals import refuse
 
     config = load_config(given.config, given.overrides or ())
     refuse(config)
@@ -173,8 +173,8 @@ def _config(given: Namespace) -> Config:
 def _validate(given: Namespace) -> int:
     from rich.console import Console
 
-    from pack_miles.refusals import refuse_machine
-    from pack_miles.show import show_areas
+    from pack_miles.reporting.show import show_areas
+    from pack_miles.settings.refusals import refuse_machine
 
     config = _config(given)
     if given.here:
@@ -186,9 +186,9 @@ def _validate(given: Namespace) -> int:
 def _plan(given: Namespace) -> int:
     from rich.console import Console
 
-    from pack_miles.forecast import forecast_file
-    from pack_miles.overview import overview
-    from pack_miles.show import show_plan
+    from pack_miles.reporting.forecast import forecast_file
+    from pack_miles.reporting.show import show_plan
+    from pack_miles.settings.overview import overview
 
     config = _config(given)
     rollouts = None if given.rollouts is None else forecast_file(config, given.rollouts)
@@ -200,11 +200,11 @@ def _plan(given: Namespace) -> int:
 
 
 def _train(given: Namespace) -> int:
-    from pack_miles.refusals import refuse_machine
+    from pack_miles.settings.refusals import refuse_machine
 
     config = _config(given)
     refuse_machine(config)
-    from pack_miles.launch import launch
+    from pack_miles.training.launch import launch
 
     return launch(config, debug=getattr(given, "debug", False))
 
@@ -212,9 +212,9 @@ def _train(given: Namespace) -> int:
 def _report(given: Namespace) -> int:
     from rich.console import Console
 
-    from pack_miles.compare import compare
-    from pack_miles.log import read_logs, runs_of
-    from pack_miles.report import labels, print_comparison, print_report, summarize
+    from pack_miles.contract.log import read_logs, runs_of
+    from pack_miles.reporting.compare import compare
+    from pack_miles.reporting.report import labels, print_comparison, print_report, summarize
 
     logs = read_logs(given.logs)
     report = summarize(logs)
@@ -222,7 +222,7 @@ def _report(given: Namespace) -> int:
     if len(report.runs) > 1:
         print_comparison(compare(runs_of(logs), report.runs, labels(report), given.warmup), Console())
     if given.html is not None:
-        from pack_miles.page import write_page
+        from pack_miles.reporting.page import write_page
 
         try:
             write_page(report, given.html)
@@ -233,8 +233,8 @@ def _report(given: Namespace) -> int:
 
 
 def _audit(given: Namespace) -> int:
-    from pack_miles.audit import audit
-    from pack_miles.log import read_logs
+    from pack_miles.contract.audit import audit
+    from pack_miles.contract.log import read_logs
 
     logs = read_logs(given.logs)
     violations = audit(logs)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import attrs
 from pack_core import DispatchCounts, Plan, Sample, Search, dispatch_counts, dispatch_loads, fold, owners, plan, record
 
-from pack_miles import events
-from pack_miles.config import Config
-from pack_miles.geometry import Geometry, configured
+from pack_miles.contract import events
 from pack_miles.samples import RolloutRow, to_samples
+from pack_miles.settings.config import Config
+from pack_miles.settings.geometry import Geometry, configured
 
 #: Expert choices of one optimizer step, `[replicas][packs][layers][destinations]`.
 Loads = list[list[list[list[int]]]]

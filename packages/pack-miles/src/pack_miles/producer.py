@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
+from pack_miles.contract.events import ExpertSchedule
+from pack_miles.contract.sink import ContractSink
 from pack_miles.errors import InputError
-from pack_miles.events import ExpertSchedule
-from pack_miles.miles_rewards import Rewards, grouped_rewards, miles_rewards
-from pack_miles.miles_samples import whole_field
-from pack_miles.producer_options import read_settings
-from pack_miles.producer_plan import Ordering, order_samples
-from pack_miles.producer_refusals import refuse_settings
-from pack_miles.sink import ContractSink
+from pack_miles.miles.options import read_settings
+from pack_miles.miles.plan import Ordering, order_samples
+from pack_miles.miles.refusals import refuse_settings
+from pack_miles.miles.rewards import Rewards, grouped_rewards, miles_rewards
+from pack_miles.miles.samples import whole_field
 
 logger = logging.getLogger(__name__)
 

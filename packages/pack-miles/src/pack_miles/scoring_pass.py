@@ -2,7 +2,7 @@
 
 import attrs
 
-from pack_miles.config import Config
+from pack_miles.settings.config import Config
 
 
 @attrs.frozen
@@ -23,8 +23,8 @@ def decide(config: Config) -> ScoringPass:
     After a first optimizer step the training forward no longer shows the policy that is to be the anchor; a KL
     penalty needs log-probabilities before the advantages; dropout makes two forwards differ.
 
-    >>> from pack_miles.config import Config
-    >>> from pack_miles.sections import Miles, Output
+    >>> from pack_miles.settings.config import Config
+    >>> from pack_miles.settings.sections import Miles, Output
     >>> decide(Config(name="a", output=Output(root="runs"), miles=Miles(global_batch_size=32))).reason
     '2 optimizer steps per collection'
     """

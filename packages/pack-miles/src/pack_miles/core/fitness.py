@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from pack_torch import PackedBatch
 
-from pack_miles.config import Config
 from pack_miles.core.model import CoreModel
 from pack_miles.core.replay import routers
 from pack_miles.errors import InputError, input_error
+from pack_miles.settings.config import Config
 
 
 def check_trainable(model: CoreModel, config: Config, vocabulary: int) -> None:

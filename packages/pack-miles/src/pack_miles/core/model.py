@@ -19,7 +19,7 @@ from pack_miles.core.library import Library, load
 from pack_miles.core.replay import Choices, check_replay, install, routers
 from pack_miles.core.sharding import gather_state, routed_experts, scatter_state
 from pack_miles.errors import InputError
-from pack_miles.geometry import Geometry
+from pack_miles.settings.geometry import Geometry
 
 
 def build_core(
@@ -100,7 +100,7 @@ def _choose_attention(config: Any, attention: str) -> None:
 
 
 class CoreModel(nn.Module):
-    """An OLMo-core model that takes packed batches; it satisfies `pack_miles.policy.Policy`.
+    """An OLMo-core model that takes packed batches; it satisfies `pack_miles.training.policy.Policy`.
 
     Args:
         core: a built `Transformer` or `OLMoDDPModel`; it takes hooks of this class, and belongs to it from now on.

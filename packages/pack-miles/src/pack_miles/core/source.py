@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from pack_miles.errors import InputError
-from pack_miles.sections import MODEL_FILES
+from pack_miles.settings.sections import MODEL_FILES
 
 HOW = (
     "save one with json.dump(config.as_config_dict(), file) of OLMo-core's TransformerConfig; weights are drawn from "

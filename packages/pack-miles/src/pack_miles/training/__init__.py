@@ -1,0 +1,1 @@
+"""The run itself: ranks, rollouts, scoring, updates, checkpoints. Needs torch."""

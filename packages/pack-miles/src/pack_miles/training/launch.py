@@ -1,0 +1,286 @@
+"""Start a run's ranks and see them end: all of them, together, with a word on what went wrong.
+
+Under torchrun (or anything else that sets RANK and WORLD_SIZE) this process is one rank. Otherwise it starts them
+all, as processes of this machine or as Ray actors (`run.engine`), and watches. All run `run_rank`.
+"""
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from threading import Event
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch.multiprocessing.spawn import start_processes
+
+from pack_miles import standing
+from pack_miles.contract.sink import ContractSink, contract_path
+from pack_miles.errors import InputError
+from pack_miles.reporting.progress import Progress
+from pack_miles.settings.config import Config
+from pack_miles.training.collectives import RankError, World
+from pack_miles.training.scoring import DisagreementError
+from pack_miles.training.trainer import Clocks, train_rank
+
+#: How long the other ranks get to say what they saw before they are stopped, in seconds.
+GRACE = 5.0
+
+#: The exit status of a mistake the user can mend.
+USER_MISTAKE = 2
+
+#: Errors that every rank raises alike, so that one of them may speak for all.
+SHARED = (RankError, DisagreementError)
+
+#: What the collectives' library says when another rank is gone or does not answer.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "timed out")
+
+
+class Stopped(BaseException):
+    """The run is to end because somebody asked for it; `args[0]` is the signal's number."""
+
+
+def launch(config: Config, *, debug: bool = False) -> int:
+    """Train and return an exit status.
+
+    0 when every rank finished, 1 when any failed, 2 for a mistake the user can mend, 128 and the signal's number when
+    stopped from outside.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return run_rank(int(os.environ["RANK"]), config, "env://", debug)
+    root = Path(config.output.root)
+    begun = standing.latest(root) if config.run.resume else None
+    if begun is not None and standing.read(begun).rollouts >= config.miles.num_rollout:
+        sys.stdout.write(f"nothing to do: {root} has all {config.miles.num_rollout} collections (miles.num_rollout)\n")
+        return 0
+    start = actors if config.run.engine == "ray" else spawn
+    status = start(config, debug, begun)
+    if status == 0:
+        sys.stdout.write(f"trained {config.miles.num_rollout} collections; look at them: pack-miles report {root}\n")
+    return status
+
+
+def spawn(config: Config, debug: bool, begun: Path | None) -> int:
+    """Run all ranks as processes of this machine and return the exit status of the whole.
+
+    `begun` is the checkpoint the run resumes from, or None.
+    """
+    with tempfile.TemporaryDirectory() as meeting, _stoppable():
+        arguments = (config, f"file://{meeting}/ranks", debug, os.getpid())
+        with _ignored(signal.SIGINT):  # the ranks inherit it: a terminal's Ctrl-C is this process's to answer
+            context = start_processes(  # type: ignore[no-untyped-call]
+                _spawned, args=arguments, nprocs=config.run.ranks, join=False, start_method="spawn"
+            )
+        try:
+            statuses = _watch(context.processes)
+        except Stopped as stopped:
+            _end(context.processes)
+            return _stopped(stopped, config, begun)
+        finally:
+            _end(context.processes)
+    return _status(statuses, _ending(statuses), config, begun)
+
+
+def actors(config: Config, debug: bool, begun: Path | None) -> int:
+    """Run all ranks as Ray actors and return the exit status of the whole; `begun` as in `spawn`."""
+    from pack_miles.training.ray_ranks import LOOK, Asked, run_actors
+
+    asked = Event()
+    with futures.ThreadPoolExecutor(1) as thread, _stoppable():
+        running = thread.submit(run_actors, run_rank, config, debug, GRACE, asked)
+        try:
+            while not futures.wait([running], timeout=LOOK).done:
+                with _stoppable():  # anew: Ray, while it starts, puts a handler before this one that prints a stack
+                    pass
+            outcome = running.result()
+        except Stopped as stopped:
+            asked.set()
+            # Not ignored: what Ray starts would inherit that, and could not be ended.
+            with _heard(signal.SIGINT), _heard(signal.SIGTERM), suppress(Asked):
+                running.result()
+            return _stopped(stopped, config, begun)
+    return _status(outcome.statuses, "; ".join(outcome.deaths) or _ending(outcome.statuses), config, begun)
+
+
+def _stopped(stopped: Stopped, config: Config, begun: Path | None) -> int:
+    _say(f"stopped by {signal.Signals(stopped.args[0]).name}; all ranks are stopped{_remedy(config, begun)}")
+    return 128 + int(stopped.args[0])
+
+
+def _status(statuses: Sequence[int | None], ending: str, config: Config, begun: Path | None) -> int:
+    """Return the exit status of a run whose ranks have all ended, and say how it ended if it did not end well."""
+    if not any(statuses):
+        return 0
+    if USER_MISTAKE in statuses:
+        return USER_MISTAKE  # the rank has said what to mend
+    _say(f"error: {ending}; the run is over and no rank is left{_remedy(config, begun)}")
+    return 1
+
+
+def _watch(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """Wait for all ranks to end and return how they did; None for one that had not when its time was over.
+
+    When a rank fails, the others get `GRACE` seconds to notice and say so.
+    """
+    deadline = math.inf
+    while alive := [process for process in processes if process.is_alive()]:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + GRACE)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        wait([process.sentinel for process in alive], timeout=min(left, 60.0))
+    return [process.exitcode for process in processes]
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """End what still runs of the ranks, by their own ids."""
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn Ctrl-C and a scheduler's polite signal into `Stopped`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _heard(number: signal.Signals) -> Iterator[None]:
+    """Do nothing more about a signal: it has been heard."""
+    before = signal.signal(number, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _spawned(rank: int, config: Config, meeting: str, debug: bool, parent: int) -> None:
+    _end_with(parent)
+    # Ranks of one machine meet on loopback; a host name that does not resolve must not stop them.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    sys.exit(run_rank(rank, config, meeting, debug))
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however it dies."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        sys.exit(1)
+
+
+def run_rank(rank: int, config: Config, meeting: str, debug: bool) -> int:
+    """Run one rank in this process and return its exit status; what went wrong is written down and said."""
+    torch.set_num_threads(config.run.threads_per_rank)
+    size = config.run.ranks
+    shown = config.tracking.progress and rank == 0
+    try:
+        with ContractSink(contract_path(Path(config.output.root), rank), rank) as sink:
+            if size > 1:
+                dist.init_process_group(
+                    # Control messages are CPU tensors, whatever the backend of the gradients is.
+                    "gloo" if config.run.backend == "gloo" else f"cpu:gloo,cuda:{config.run.backend}",
+                    init_method=meeting,
+                    rank=rank,
+                    world_size=size,
+                    timeout=timedelta(seconds=config.run.timeout_seconds),
+                )
+            with Progress(config.miles.num_rollout, shown) as progress:
+                clocks = Clocks(time.time, time.perf_counter)
+                train_rank(config, World(rank, size), clocks, sink, progress, _device(rank, config))
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if isinstance(error, SHARED):
+            if rank == 0:
+                _say(f"error: {error}")
+        else:
+            _say(f"rank {rank}: {_words(error, config)}")
+        return USER_MISTAKE if isinstance(error, InputError) else 1
+    finally:
+        if size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def _device(rank: int, config: Config) -> torch.device:
+    """Return where this rank's model lives: with nccl the GPU of its place on this machine, else the CPU."""
+    if config.run.backend != "nccl":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _words(error: Exception, config: Config) -> str:
+    """Return an error as a person wants to read it."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; free space there, or choose another output.root"
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
+        return (
+            "lost another rank: it is gone, or did not answer within "
+            f"run.timeout_seconds = {config.run.timeout_seconds:g} (--debug shows more)"
+        )
+    return str(error)
+
+
+def _ending(statuses: Sequence[int | None]) -> str:
+    """Return in words which ranks ended the run."""
+    killed = {rank: signal.Signals(-status).name for rank, status in enumerate(statuses) if status and status < 0}
+    failed = {rank: status for rank, status in enumerate(statuses) if status and status > 0}
+    # A killed rank is the cause; the others failed because it was gone.
+    told = [f"rank {rank} was killed by {name}" for rank, name in killed.items()]
+    return ", ".join(told or [f"rank {rank} stopped with exit status {status}" for rank, status in failed.items()])
+
+
+def _remedy(config: Config, begun: Path | None) -> str:
+    """Return how to go on, when this run has left a checkpoint of its own."""
+    saved = standing.latest(Path(config.output.root))
+    if saved is None or saved == begun:
+        return ""
+    return f"; the newest checkpoint is {saved}: go on with --run.resume true"
+
+
+def _say(text: str) -> None:
+    """Say something on standard error, on a line of its own even where a progress bar was cut off."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.show_cursor()
+        sys.stderr.write("\n")
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
