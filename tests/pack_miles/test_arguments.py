@@ -161,7 +161,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, str 
     "expert_balanced_packing": (
         {"trainer.use_rollout_routing_replay": True},
         {"true": True, "false": "left out"},
-        {"true": {"--rollout-sample-filter-path": "miles.backends.core_utils.expert_schedule.reorder_samples"}},
+        {"true": {"--rollout-sample-filter-path": "pack_miles.producer.reorder_samples"}},
     ),
     "expert_balance_search_proposals": (EXPERTS, {"0": 0, "7": 7}, {}),
     "expert_balance_search_seconds": (EXPERTS, {"0": 0.0, "1.5": 1.5}, {}),
