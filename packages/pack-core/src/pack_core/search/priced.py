@@ -17,7 +17,8 @@ from pack_core.search.objective import Objective
 from pack_core.search.randomness import Randomness
 
 #: Attempts drawn together: for each of fourteen samples its best partner and its best of like length, and four pairs
-#: at random. The size belongs to the algorithm, not to a kernel: another one is another plan.
+#: at random. The samples come round in turn, in an order shuffled anew for each round. The size belongs to the
+#: algorithm, not to a kernel: another one is another plan.
 _DONORS, _RANDOM = 14, 4
 _KINDS = ("targeted", "near")
 
@@ -64,6 +65,7 @@ class PricedSearch:
         self._best_value = self._value_of(baseline[1])
         self._tabu: dict[tuple[int, int], int] = {}
         self._near = _neighbours(lengths)
+        self._round: list[int] = []
         self.attempts = self.proposals = self.estimated = 0
         self.screened: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
@@ -131,7 +133,7 @@ class PricedSearch:
     def _drawn(self) -> list[tuple[int, int, str]]:
         """The next attempts, as pairs of samples with their kind."""
         samples = len(self._lengths)
-        donors = self._random.distinct(min(_DONORS, samples), samples)
+        donors = self._next(min(_DONORS, samples))
         found = self._loads.screen(self._layout, donors, [self._near[donor] for donor in donors], self._weights)
         self.estimated += len(donors) * samples
         pairs = [
@@ -143,6 +145,16 @@ class PricedSearch:
             first, second = self._random.distinct(2, samples)
             pairs.append((first, second, "random"))
         return pairs
+
+    def _next(self, count: int) -> list[int]:
+        """The samples whose turn it is."""
+        turn: list[int] = []
+        while len(turn) < count:
+            self._round = self._round or self._random.shuffled(len(self._lengths))
+            sample = self._round.pop()
+            if sample not in turn:
+                turn.append(sample)
+        return turn
 
     def _weighed(self, pairs: Sequence[tuple[int, int, str]]) -> list[tuple[Swap, str]]:
         """The swaps worth scoring; the others are counted by reason."""

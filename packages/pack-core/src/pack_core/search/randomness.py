@@ -39,6 +39,14 @@ class Randomness:
             drawn[self.below(limit)] = None
         return list(drawn)
 
+    def shuffled(self, limit: int) -> list[int]:
+        """Return the numbers below `limit` in an order drawn at random (Fisher and Yates)."""
+        numbers = list(range(limit))
+        for last in range(limit - 1, 0, -1):
+            other = self.below(last + 1)
+            numbers[last], numbers[other] = numbers[other], numbers[last]
+        return numbers
+
 
 def seed_of(ids: Sequence[str | int]) -> int:
     """Return the seed of the samples: 8 bytes of BLAKE2b over the JSON text of their ids, little end first.
