@@ -15,7 +15,8 @@ from pack_core import CountError, LengthError, PackError, Topology, pack, schedu
 from pack_core.search.reference.greedy import anchor, greedy, worse  # noqa: E402
 from pack_core.search.reference.loop import ReferenceResult, measure, reference_search  # noqa: E402
 from pack_core.search.reference.proposals import propose  # noqa: E402
-from pack_core.search.reference.state import GUARDED, Block, State, build, exact, next_fit, smooth, swapped  # noqa: E402
+from pack_core.search.reference.state import Block, State, build, exact, next_fit, smooth, swapped  # noqa: E402
+from pack_core.types import GUARDED  # noqa: E402
 from support.core_oracles import step_of  # noqa: E402
 
 DEALT = (0, 1, 2, 3, 6, 7, 4, 5, 8, 9, 10, 11, 14, 15, 12, 13)

@@ -117,15 +117,20 @@ class Layout:
         for rank, cut in (swap.cuts or self._swapped_cuts(swap)).items():
             self._cuts[rank] = cut
             self._settle(rank)
-        for rank, p, removed, added in swap.changes:
-            for sign, indices in ((-1, removed), (1, added)):
-                for length in (self.lengths[index] for index in indices):
-                    self.tokens[p][rank] += sign * length
-                    self.squares[p][rank] += sign * length * length
-        for p in {p for _, p, _, _ in swap.changes}:
-            self._top_tokens[p] = _three_largest(self.tokens[p])
-            self._top_squares[p] = _three_largest(self.squares[p])
+        for p, (tokens, squares) in self.rows_after(swap.changes).items():
+            self.tokens[p], self.squares[p] = tokens, squares
+            self._top_tokens[p], self._top_squares[p] = _three_largest(tokens), _three_largest(squares)
         self.token_work, self.pair_work = swap.token_work, swap.pair_work
+
+    def rows_after(self, changes: Sequence[Change]) -> dict[int, tuple[list[int], list[int]]]:
+        """Return, for each pack that changes, every rank's tokens and squares as they would be."""
+        rows: dict[int, tuple[list[int], list[int]]] = {}
+        for rank, p, removed, added in changes:
+            tokens, squares = rows.setdefault(p, (list(self.tokens[p]), list(self.squares[p])))
+            out, come = [self.lengths[index] for index in removed], [self.lengths[index] for index in added]
+            tokens[rank] += sum(come) - sum(out)
+            squares[rank] += sum([length * length for length in come]) - sum([length * length for length in out])
+        return rows
 
     def largest_without(self, squares: bool) -> list[list[int]]:
         """Return `[pack][rank]`: the largest tokens (or squares) of a pack over all other ranks."""
@@ -216,13 +221,7 @@ class Layout:
 
     def _changed_attention(self, changes: Sequence[Change]) -> tuple[int, int]:
         token_work, pair_work = self.token_work, self.pair_work
-        rows: dict[int, tuple[list[int], list[int]]] = {}
-        for rank, p, removed, added in changes:
-            tokens, squares = rows.setdefault(p, (list(self.tokens[p]), list(self.squares[p])))
-            out, come = [self.lengths[index] for index in removed], [self.lengths[index] for index in added]
-            tokens[rank] += sum(come) - sum(out)
-            squares[rank] += sum([length * length for length in come]) - sum([length * length for length in out])
-        for p, (tokens, squares) in rows.items():
+        for p, (tokens, squares) in self.rows_after(changes).items():
             token_work += max(tokens) - self._top_tokens[p][0][0]
             pair_work += max(squares) - self._top_squares[p][0][0]
         return token_work, pair_work

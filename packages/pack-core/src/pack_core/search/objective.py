@@ -41,16 +41,10 @@ class Objective:
         Each largest value becomes `t log sum exp(x / t)` with x the value over that of arrival order and t = 0.1 /
         packs: it also sees the second largest, and so leads off a plateau. Only packs that change are looked at.
         """
-        changed = sorted({p for _, p, _, _ in swap.changes})
-        tokens = {p: (list(layout.tokens[p]), list(layout.squares[p])) for p in changed}
-        for rank, p, removed, added in swap.changes:
-            for sign, indices in ((-1, removed), (1, added)):
-                for length in (layout.lengths[index] for index in indices):
-                    tokens[p][0][rank] += sign * length
-                    tokens[p][1][rank] += sign * length * length
+        rows = layout.rows_after(swap.changes)
         warmth = _WARMTH / layout.packs
-        before = [self._smooth(loads.loads_of(p), layout.tokens[p], layout.squares[p], warmth) for p in changed]
-        after = [self._smooth(loads.loads_of(p, swap.changes), *tokens[p], warmth) for p in changed]
+        before = [self._smooth(loads.loads_of(p), layout.tokens[p], layout.squares[p], warmth) for p in rows]
+        after = [self._smooth(loads.loads_of(p, swap.changes), *rows[p], warmth) for p in rows]
         return math.fsum(after) < math.fsum(before)
 
     def _smooth(

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pack_core.search.reference.state import GUARDED, Block, Counts, State, build, next_fit
+from pack_core.search.reference.state import Block, Counts, State, build, next_fit
+from pack_core.types import GUARDED
 
 
 def anchor(block: Block, arrival: State) -> State:

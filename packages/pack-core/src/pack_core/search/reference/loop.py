@@ -16,8 +16,8 @@ from pack_core.lengths import LARGEST, as_integer, as_lengths, check_fit
 from pack_core.packing import check_method
 from pack_core.search.reference.greedy import anchor, worse
 from pack_core.search.reference.proposals import propose
-from pack_core.search.reference.state import GUARDED, Block, Counts, State, build, exact, smooth, swapped
-from pack_core.types import Topology
+from pack_core.search.reference.state import Block, Counts, State, build, exact, smooth, swapped
+from pack_core.types import GUARDED, Topology
 
 _STALE_LIMIT = 256
 

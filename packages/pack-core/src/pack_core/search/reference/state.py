@@ -13,21 +13,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from pack_core import arriving
 from pack_core.packing import equalize as equalize_packs
 from pack_core.types import Packing, Topology
 
 Counts = npt.NDArray[np.int64]
-
-#: What no schedule that is returned may have more of than the one it would replace.
-GUARDED = (
-    "packs_per_rank",
-    "critical_work_proxy",
-    "skew_mean",
-    "skew_max",
-    "max_slot_assignments",
-    "attention_token_work",
-    "attention_pair_work",
-)
 
 
 @attrs.frozen(eq=False)
@@ -121,21 +111,13 @@ class State:
         }
 
 
-def next_fit(lengths: Iterable[int], capacity: int, max_documents: int | None) -> tuple[int, ...]:
+def next_fit(lengths: Sequence[int], capacity: int, max_documents: int | None) -> tuple[int, ...]:
     """Return the offsets of the packs that `pack_core.pack` makes, for lengths that are known to fit.
 
     >>> next_fit([300, 200, 400, 600], 1024, None)
     (0, 3, 4)
     """
-    offsets = [0]
-    start = used = position = 0
-    for position, length in enumerate(lengths):
-        if used + length > capacity or position - start == max_documents:
-            offsets.append(position)
-            start, used = position, 0
-        used += length
-    offsets.append(position + 1)
-    return tuple(offsets)
+    return tuple(arriving.next_fit(lengths, capacity, max_documents or len(lengths)))
 
 
 def build(block: Block, order: Iterable[int]) -> State:
