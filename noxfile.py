@@ -24,6 +24,12 @@ TORCH = "torch==2.13.0"
 #: One thread each: the tests start several processes, and a result must not depend on the number of cores.
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
+#: Two tests at a time: the most that the limits of the tests of several processes were tried with.
+PYTEST = ["pytest", "--numprocesses=2"]
+
+#: pip compiles all of torch to byte code where importing compiles the few modules that are used.
+os.environ.setdefault("PIP_COMPILE", "0")
+
 
 def group(path: str, name: str) -> list[str]:
     """Return the requirements of one dependency group of a pyproject.toml."""
@@ -55,15 +61,15 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Test one package with nothing installed but what it declares."""
     session.install(*editable(CLOSURE[package]), *group(f"packages/{package}/pyproject.toml", "test"))
-    session.run("pytest", f"tests/{package.replace('-', '_')}", *session.posargs, env=THREADS)
+    session.run(*PYTEST, f"tests/{package.replace('-', '_')}", *session.posargs, env=THREADS)
 
 
 @nox.session
 def workspace(session: nox.Session) -> None:
     """Check what spans the packages: imports, versions, public names, and every documented example."""
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
-    session.run("pytest", "tests/workspace", env=THREADS)
-    session.run("pytest", "--doctest-modules", *SOURCES, env=THREADS)
+    session.run(*PYTEST, "tests/workspace", env=THREADS)
+    session.run(*PYTEST, "--doctest-modules", *SOURCES, env=THREADS)
     pages = ["README.md", "docs/denominators.md", *[f"packages/{name}/README.md" for name in ALL]]
     session.run("pytest", "--doctest-glob=*.md", *pages, env=THREADS)
 
@@ -77,7 +83,7 @@ def peers(session: nox.Session) -> None:
     session.install("httpx", "packaging", "pydantic", "pyyaml", "tqdm")
     session.install(TORCH, "transformers==5.24.0", "trl==1.16.0")  # in one call, so that none brings its own torch
     offline = {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-    session.run("pytest", "tests/peers", *session.posargs, env=THREADS | offline)
+    session.run(*PYTEST, "tests/peers", *session.posargs, env=THREADS | offline)
 
 
 @nox.session
@@ -88,7 +94,7 @@ def core(session: nox.Session) -> None:
     session.install("--no-deps", "ai2-olmo-core==3.0.0", "cached-path==1.8.10")
     names = ("bettermap==1.3.1", "dataclass-extensions==0.5.0", "boto3", "google-cloud-storage", "huggingface_hub")
     session.install(TORCH, *names, "pyyaml")
-    session.run("pytest", "tests/core_backend", *session.posargs, env=THREADS | {"HF_HUB_OFFLINE": "1"})
+    session.run(*PYTEST, "tests/core_backend", *session.posargs, env=THREADS | {"HF_HUB_OFFLINE": "1"})
 
 
 @nox.session

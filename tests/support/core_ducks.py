@@ -12,6 +12,9 @@ class Scalar:
     def tolist(self) -> Any:
         return self.value
 
+    def __repr__(self) -> str:
+        return f"Scalar({self.value!r})"
+
     def __index__(self) -> int:
         return int(self.value)
 
