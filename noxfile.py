@@ -139,8 +139,8 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure planning, batch building and packed against one-sample-a-row training."""
-    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"))
+    """Measure everything of the registry beside peers, and write a report: `-- --quick`, `-- NAME ...`."""
+    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"), "lightbinpack==0.1.1")
     session.run("python", "benchmarks/run.py", *session.posargs, env=os.environ | THREADS)
 
 

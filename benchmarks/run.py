@@ -1,184 +1,96 @@
-"""Measure planning, batch building, and packed against one-sample-a-row updates.
+"""Measure, write `results/report.md` with pictures and `results/report.json`, and print the tables.
 
-    python benchmarks/run.py [--quick]
+    python benchmarks/run.py [NAME ...] [--quick] [--readme README.md]
 
-Every result is checked before it is timed. It reports medians and spreads of one run on one machine, and never fails
-on an absolute time.
+Every result is checked before it is timed. Figures are medians of one run on one machine, with the least and the most;
+no benchmark fails on an absolute time. With `--readme` the short table between its two markers is written anew.
 """
 
 import argparse
 import json
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
-import torch
-from pack_core import Sample, Topology, pack, plan, verify
-from pack_torch import (
-    ModelConfig,
-    PackedBatch,
-    Rollout,
-    SmallModel,
-    build_batch,
-    normalization,
-    policy_loss,
-    response_log_probs,
-)
+import attrs
+from measure import Benchmark, Row, machine
+from registry import REGISTRY
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
-#: What was run, the seconds of each run, and a word on the result.
-Row = tuple[str, list[float], str]
-
-
-def lognormal(count: int, median: int, capacity: int, seed: int) -> list[int]:
-    """Return lengths with a long tail, clipped to the capacity."""
-    random = Random(seed)
-    return [min(capacity, max(1, round(median * random.lognormvariate(0, 0.8)))) for _ in range(count)]
-
-
-def timed(action: Callable[[], object], runs: int) -> list[float]:
-    """Return the seconds of each run after one that is not counted."""
-    action()
-    seconds = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
-
-
-def measure_packing(quick: bool) -> Row:
-    count = 100_000 if quick else 1_000_000
-    lengths = lognormal(count, 350, 4096, seed=1)
-    packing = pack(lengths, capacity=4096)
-    assert [index for places in packing for index in places] == list(range(count))
-    bound = -(-sum(lengths) // 4096)
-    return (
-        f"pack {count:,} lengths, next_fit, 4096",
-        timed(lambda: pack(lengths, capacity=4096), 5),
-        (f"{len(packing):,} packs, {len(packing) - bound:,} over the bound"),
-    )
-
-
-def measure_plan(quick: bool) -> Row:
-    lengths = lognormal(512, 1500, 6144, seed=2)
-    samples = [Sample(id=i, length=length) for i, length in enumerate(lengths)]
-
-    def act() -> object:
-        return plan(samples, topology=Topology(ranks=8, expert_parallel=2), capacity=6144, step_samples=512)
-
-    chosen = plan(samples, topology=Topology(ranks=8, expert_parallel=2), capacity=6144, step_samples=512)
-    assert verify(chosen, samples) == []
-    step = chosen.work[0]
-    return (
-        "plan 512 samples on 8 ranks, 6144",
-        timed(act, 5 if quick else 20),
-        (
-            f"{step.packs_per_rank} packs a rank (bound {chosen.bounds[0].packs_per_rank}), "
-            f"fill {step.fill_fraction:.2f}"
-        ),
-    )
-
-
-def rollouts_of(lengths: list[int], vocabulary: int) -> list[Rollout]:
-    generator = torch.Generator().manual_seed(3)
-    made = []
-    for number, length in enumerate(lengths):
-        response = length - max(1, length // 3)
-        made.append(
-            Rollout(
-                id=number,
-                tokens=torch.randint(vocabulary, (length,), generator=generator),
-                response_length=response,
-                advantages=torch.randn(response, generator=generator),
-            )
-        )
-    return made
-
-
-def measure_batches(quick: bool) -> list[Row]:
-    lengths = lognormal(256, 1500, 6144, seed=4)
-    rollouts = rollouts_of(lengths, 50_000)
-    packs = list(pack(lengths, capacity=6144))
-    tokens = [rollout.tokens for rollout in rollouts]
-
-    def build() -> object:
-        return [build_batch(rollouts, places) for places in packs]
-
-    def concatenate() -> object:
-        return [torch.cat([tokens[index] for index in places]) for places in packs]
-
-    batches = [build_batch(rollouts, places) for places in packs]
-    assert torch.equal(torch.cat([batch.input_ids for batch in batches]), torch.cat(tokens))
-    runs = 5 if quick else 20
-    return [
-        (f"build {len(packs)} packed batches of 6144", timed(build, runs), f"{sum(lengths):,} tokens"),
-        ("torch.cat of the same tokens alone", timed(concatenate, runs), "the floor of the row above"),
-    ]
-
-
-def measure_updates(quick: bool) -> list[Row]:
-    """Time forward and backward of one step of short samples, packed and one sample a row, and compare gradients."""
-    config = ModelConfig(
-        64,
-        hidden_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=128,
-        moe_intermediate_size=64,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-    )
-    model = SmallModel(config, seed=0)
-    lengths = lognormal(64, 24, 128, seed=5)
-    rollouts = rollouts_of(lengths, 64)
-    total = normalization(rollouts).denominator("token")
-
-    def step(batches: list[PackedBatch]) -> list[torch.Tensor]:
-        model.zero_grad()
-        for batch in batches:
-            log_probs = response_log_probs(model, batch)
-            loss = policy_loss(log_probs, batch, old_log_probs=log_probs)
-            (loss.numerator / total).backward()
-        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-    packed = [build_batch(rollouts, places) for places in pack(lengths, capacity=512)]
-    apart = [build_batch(rollouts, [index]) for index in range(len(rollouts))]
-    for one, other in zip(step(packed), step(apart), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    runs = 3 if quick else 10
-    return [
-        (f"update of 64 samples, {len(packed)} packs of 512", timed(lambda: step(packed), runs), "same gradients"),
-        ("update of 64 samples, one sample a row", timed(lambda: step(apart), runs), f"{len(apart)} forwards"),
-    ]
+#: Rows of the README's table: benchmark, work and who of each.
+SHORT = (
+    ("packing", "1M lognormal, 4096", ("lightbinpack obfd", "lightbinpack obfdp", "best_fit_decreasing, numpy")),
+    ("packing", "10M lognormal, 4096", ("lightbinpack obfd", "lightbinpack obfdp", "best_fit_decreasing, numpy")),
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [each.name for each in REGISTRY]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all when none is given")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer runs")
-    quick = parser.parse_args().quick
-    torch.set_num_threads(1)
-    rows = [measure_packing(quick), measure_plan(quick), *measure_batches(quick), *measure_updates(quick)]
-    table = Table(
-        title=f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread"
-    )
-    for heading in ("what", "median ms", "min to max", "result"):
-        table.add_column(heading, justify="left" if heading in ("what", "result") else "right")
-    for what, seconds, remark in rows:
-        low, middle, high = (1000 * value for value in (min(seconds), statistics.median(seconds), max(seconds)))
-        table.add_row(what, f"{middle:,.2f}", f"{low:,.2f} to {high:,.2f}", remark)
-    Console().print(table)
+    parser.add_argument("--readme", type=Path, help="write the short table into this page")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    chosen = [each for each in REGISTRY if not options.names or each.name in options.names]
     RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / "latest.json"
-    file.write_text(json.dumps([{"what": w, "seconds": s, "result": r} for w, s, r in rows], indent=1) + "\n")
-    sys.stdout.write(f"results: {file}\n")
+    measured: dict[str, list[Row]] = {}
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        for each in progress.track(chosen, description="measuring"):
+            measured[each.name] = each.measure(options.quick)
+            Console(width=140).print(_table(each, measured[each.name]))
+    where = machine() | {"runs": "quick" if options.quick else "full"}
+    (RESULTS / "report.md").write_text(_report(chosen, measured, where))
+    told = {"machine": where, "rows": {name: [attrs.asdict(row) for row in each] for name, each in measured.items()}}
+    (RESULTS / "report.json").write_text(json.dumps(told, indent=1) + "\n")
+    if options.readme:
+        _write_short(options.readme, measured, where)
+    sys.stdout.write(f"report: {RESULTS / 'report.md'}\n")
+
+
+def _table(benchmark: Benchmark, rows: list[Row]) -> Table:
+    table = Table("work", "who", "ms: median (least to most)", "result", title=benchmark.says, title_justify="left")
+    last = None
+    for row in rows:
+        if last not in (None, row.work):
+            table.add_section()
+        table.add_row("" if row.work == last else row.work, row.who, row.milliseconds, _result(row))
+        last = row.work
+    return table
+
+
+def _result(row: Row) -> str:
+    megabytes = row.figures.get("peak MB above input")
+    return ", ".join(filter(None, [row.result, f"{megabytes:,.0f} MB" if megabytes is not None else ""]))
+
+
+def _report(chosen: list[Benchmark], measured: dict[str, list[Row]], where: dict[str, str]) -> str:
+    lines = ["# Benchmarks", "", ", ".join(f"{name} {value}" for name, value in where.items()) + ".", ""]
+    lines += ["Milliseconds: median, and least to most of the runs. Every result was checked before it was timed.", ""]
+    for each in chosen:
+        lines += [f"## {each.says}", ""]
+        if each.draw:
+            lines += [*each.draw(measured[each.name], RESULTS), ""]
+        lines += ["| work | who | ms | result |", "|---|---|---|---|"]
+        lines += [f"| {row.work} | {row.who} | {row.milliseconds} | {_result(row)} |" for row in measured[each.name]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _write_short(page: Path, measured: dict[str, list[Row]], where: dict[str, str]) -> None:
+    before, rest = page.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    lines = [f"Measured {where['date']} on {where['machine']}, Python {where['python']}:", ""]
+    lines += ["| work | who | ms: median (least to most) | result |", "|---|---|---|---|"]
+    for name, work, who in SHORT:
+        rows = {row.who: row for row in measured.get(name, []) if row.work == work}
+        lines += [f"| {work} | {x} | {rows[x].milliseconds} | {_result(rows[x])} |" for x in who if x in rows]
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
 if __name__ == "__main__":

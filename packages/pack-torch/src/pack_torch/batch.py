@@ -80,10 +80,10 @@ class PackedBatch:
             )
         if not self.doc_lens:
             raise ValueError("doc_lens is empty; a packed row has at least one document")
-        for document, length in enumerate(self.doc_lens):
-            if length < 1:
-                raise ValueError(f"{self.name(document)} has {length:,} tokens; it needs at least 1, drop empty ones")
-        if sum(self.doc_lens) != self.tokens:
+        if min(self.doc_lens) < 1:
+            document, length = next((d, length) for d, length in enumerate(self.doc_lens) if length < 1)
+            raise ValueError(f"{self.name(document)} has {length:,} tokens; it needs at least 1, drop empty ones")
+        if sum(self.doc_lens) != self.input_ids.numel():
             raise ValueError(
                 f"doc_lens sum to {sum(self.doc_lens):,} but the row has {self.tokens:,} tokens; every token belongs "
                 "to one document, and padding is not allowed"
@@ -208,13 +208,14 @@ class PackedBatch:
         """
         if name not in RESPONSE_FIELDS:
             raise ValueError(f"{name!r} is not a field with one value per response token; those are {RESPONSE_FIELDS}")
-        fields: list[Tensor] = []
-        for rollout, _ in zip(self.rollouts, self.response_lens, strict=True):
-            values: Tensor | None = getattr(rollout, name)
-            if values is None:
-                raise ValueError(f"sample {rollout.id!r} has no {name}; add it with attrs.evolve(rollout, {name}=...)")
-            fields.append(values)
-        return torch.cat(fields).to(self.input_ids.device)
+        if not self.rollouts:
+            raise ValueError("this batch has no rollouts, so no response fields; build it with build_batch")
+        fields: list[Tensor | None] = [getattr(rollout, name) for rollout in self.rollouts]
+        given = [values for values in fields if values is not None]
+        if len(given) < len(fields):
+            lacking = self.rollouts[next(i for i, values in enumerate(fields) if values is None)]
+            raise ValueError(f"sample {lacking.id!r} has no {name}; add it with attrs.evolve(rollout, {name}=...)")
+        return torch.cat(given).to(self.input_ids.device)
 
     def split(self, values: Tensor) -> list[Tensor]:
         """Return one tensor per sample of a `[S]` tensor that runs over all response tokens.
@@ -255,7 +256,7 @@ def build_batch(rollouts: Sequence[Rollout], pack: Sequence[int], *, replay: boo
     indices = _as_lengths(pack)
     if not indices:
         raise ValueError("the pack is empty; every pack holds at least one sample")
-    for index in indices:
+    for index in (min(indices), max(indices)):
         if not 0 <= index < len(rollouts):
             raise ValueError(f"the pack names sample {index} of {len(rollouts):,}; was it planned for others?")
     if len(set(indices)) != len(indices):

@@ -1,0 +1,14 @@
+"""Every benchmark there is, in the order of the report."""
+
+import demo_step
+import growth
+import packing
+import rows
+from measure import Benchmark
+
+REGISTRY = (
+    Benchmark("packing", "Lengths to packs, beside the packers of other projects", packing.measure),
+    Benchmark("growth", "How time and memory grow with the number of documents", growth.measure, growth.draw),
+    Benchmark("rows", "Packed batches beside torch.cat, and updates beside one sample a row", rows.measure),
+    Benchmark("demo_step", "What packing adds to the demo's steps", demo_step.measure),
+)
