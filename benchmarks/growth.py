@@ -75,9 +75,8 @@ def draw(rows: list[Row], folder: Path) -> list[str]:
         each.legend(frameon=False, fontsize=8)
     figure.savefig(folder / "growth.svg")
     plt.close(figure)
-    return [
-        f"![Seconds and memory over documents](growth.svg)\n\nLognormal lengths, capacity {CAPACITY}: {'; '.join(said)}."
-    ]
+    picture = "![Seconds and memory over documents](growth.svg)"
+    return [picture, "", f"Lognormal lengths, capacity {CAPACITY}: {'; '.join(said)}."]
 
 
 if __name__ == "__main__":

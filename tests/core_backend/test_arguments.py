@@ -62,6 +62,13 @@ def test_a_checked_model_refuses_such_a_forward_whoever_calls_it() -> None:
     assert core(ROW, doc_lens=LENGTHS, max_doc_lens=[3]).shape == (1, 5, 29)
 
 
+def test_a_row_of_shared_prompts_is_refused_for_lengths_cannot_say_who_sees_whom() -> None:
+    model = CoreModel(build_core(dense_config(), attention="segment"))
+    tree = PackedBatch(torch.tensor([1, 2, 3]), (3,), reach=torch.tensor([3, 2, 3]))
+    with pytest.raises(ValueError, match="knows documents by their lengths alone, but branches share prompts"):
+        model(tree)
+
+
 def test_a_model_for_one_sample_a_row_refuses_rows_of_several() -> None:
     model = CoreModel(build_core(dense_config()), packed=False)
     rollouts = make_rollouts()

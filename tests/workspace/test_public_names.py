@@ -3,6 +3,7 @@
 import inspect
 
 import pack_core
+import pack_core.stream
 import pack_miles
 import pack_torch
 import pytest
@@ -14,14 +15,21 @@ PACK_CORE = """
     verify work
 """
 
+PACK_CORE_STREAM = """
+    BestFit Binned Choice ConcatSplit Counts Document Documents FirstFit LengthGrouped LongestFirst NextFit Part Room
+    STRATEGIES Strategy StreamOptions StreamPack StreamState Tally Waiting finish open_stream packs_of push push_many
+"""
+
 PACK_TORCH = """
-    AttentionBackend Availability GroupSizes Groups Hardware ImportanceWeights ModelConfig ModelOutput Normalization
-    PackedBatch PolicyLoss PreferenceLoss Rollout RouterLoss SampleMetrics SmallModel TokenLoss available block_mask
-    build_batch build_groups check_routes choose_attention chunked_log_probs clip_gradients document_causal_mask
+    AttentionBackend Availability Batch Field Format GroupSizes Groups Hardware ImportanceWeights ModelConfig
+    ModelOutput Multimodal Normalization Pack PackCollator PackedBatch PolicyLoss Preference PreferenceLoss Rollout
+    RouterLoss SampleMetrics Sft SharedPrompt SmallModel StreamPacker TokenLoss available batch_log_probs block_mask build_batch
+    build_groups build_pack check_routes choose_attention chunked_log_probs clip_gradients document_causal_mask
     dpo_loss entropy_bonus full_gradients full_state gated_delta_rule get_attention gradient_norm group_sizes
     grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty load_balancing_loss load_full_state
-    mask_function normalization pack_routes policy_loss reduce_gradients reduce_tokens response_log_probs router_z_loss
-    sample_metrics scored_rows scored_targets sft_loss short_convolution target_log_probs token_kl total_metrics
+    mask_function normalization pack_routes policy_loss reduce_gradients reduce_tokens response_log_probs
+    router_z_loss sample_metrics scored_rows scored_targets sft_loss short_convolution split_row target_log_probs
+    token_kl total_metrics truncate_row
 """
 
 PACK_MILES = """
@@ -39,18 +47,24 @@ WITHOUT_EXAMPLE = """
 
 
 @pytest.mark.parametrize(
-    ("package", "names"), [(pack_core, PACK_CORE), (pack_torch, PACK_TORCH), (pack_miles, PACK_MILES)]
+    ("package", "names"),
+    [
+        (pack_core, PACK_CORE),
+        (pack_core.stream, PACK_CORE_STREAM),
+        (pack_torch, PACK_TORCH),
+        (pack_miles, PACK_MILES),
+    ],
 )
 def test_public_names_are_these_and_all_of_them_are_there(package: object, names: str) -> None:
     assert sorted(package.__all__) == sorted(names.split())
     assert all(hasattr(package, name) for name in package.__all__)
 
 
-@pytest.mark.parametrize("package", [pack_core, pack_torch])
+@pytest.mark.parametrize("package", [pack_core, pack_core.stream, pack_torch])
 def test_every_public_name_is_documented_with_an_example(package: object) -> None:
     for name in package.__all__:
-        if name == "Lengths":
-            continue  # a type alias, which cannot carry a text of its own
+        if name in ("Lengths", "STRATEGIES"):
+            continue  # a type alias and a table, which cannot carry a text of their own
         text = inspect.getdoc(getattr(package, name)) or ""
         assert text, name
         assert ">>>" in text or name in WITHOUT_EXAMPLE.split(), name

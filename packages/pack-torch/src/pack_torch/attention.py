@@ -47,6 +47,7 @@ class AttentionBackend:
         forward_only: kinds of device where it gives none all the same.
         window: can hold a token to the last few of its own document.
         dropout: can drop attention weights.
+        shares_prompts: takes rows in which several branches share a prompt.
         grouped_heads: takes fewer key and value heads than query heads.
         devices: kinds of device it runs on; empty means any.
         capabilities: CUDA compute capabilities it has kernels for; None means any.
@@ -63,6 +64,7 @@ class AttentionBackend:
     forward_only: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     window: bool = attrs.field(default=False, kw_only=True)
     dropout: bool = attrs.field(default=False, kw_only=True)
+    shares_prompts: bool = attrs.field(default=False, kw_only=True)
     grouped_heads: bool = attrs.field(default=True, kw_only=True)
     devices: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     capabilities: Capabilities | None = attrs.field(default=None, kw_only=True)
@@ -124,6 +126,12 @@ class AttentionBackend:
                 f"attention backend {self.name!r} cannot keep documents apart but the row has {batch.documents}; "
                 f"use one of {apart}, or put one sample in a row"
             )
+        if batch.shares_prompts and not self.shares_prompts:
+            able = ", ".join(backend.name for backend in BACKENDS.values() if backend.shares_prompts)
+            raise ValueError(
+                f"attention backend {self.name!r} knows documents by their lengths alone, but branches share prompts "
+                f"in this row; use one of {able}, or a format with shared=False"
+            )
         hardware = hardware_of(batch.input_ids.device)
         lack = self.lack(
             hardware, backward=torch.is_grad_enabled(), window=window is not None, dropout=dropout > 0, dtype=dtype
@@ -175,6 +183,7 @@ BACKENDS = MappingProxyType(
                 True,
                 "one call with an explicit [T, T] mask; for tests; a NaN in one document reaches the others",
                 sdpa.dense,
+                shares_prompts=True,
                 window=True,
                 dropout=True,
                 verified=("cpu",),
@@ -192,6 +201,7 @@ BACKENDS = MappingProxyType(
                 True,
                 "torch's flex attention with a block mask; on a CPU forward only",
                 flex.attend,
+                shares_prompts=True,
                 forward_only=("cpu",),
                 window=True,
                 devices=("cuda", "cpu"),

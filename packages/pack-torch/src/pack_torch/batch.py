@@ -12,10 +12,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from pack_torch.masks import MaskFunction, block_mask, mask_function
+from pack_torch.intervals import dense_of, positions_of, reach_block_mask, reach_function
+from pack_torch.masks import MaskFunction, block_mask, document_causal_mask, mask_function
 from pack_torch.replay import pack_routes
 from pack_torch.rollout import RESPONSE_FIELDS
 from pack_torch.rollout import Rollout as Rollout
+from pack_torch.scored import scored_rows
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -54,6 +56,8 @@ class PackedBatch:
         doc_lens: tokens of each document, any integers; they sum to T, so padding can never pass as a document.
         rollouts: the samples, one per document in the same order, when the row is made of rollouts.
         routes: `[T, layers, top_k]` expert ids to replay; None lets the router choose.
+        reach: `[T]` int64, of a row whose documents are trees, prompts that several branches share: the row after the
+            last one that may see each token. None: its document's end. Such a row has no rollouts; see `Batch`.
 
     Raises:
         ValueError: lengths that do not sum to T, a document under one token, rollouts that do not match the documents.
@@ -71,6 +75,7 @@ class PackedBatch:
     doc_lens: tuple[int, ...] = attrs.field(converter=_as_lengths)
     rollouts: tuple[Rollout, ...] = attrs.field(default=(), converter=_as_rollouts, repr=False)
     routes: Tensor | None = attrs.field(default=None, repr=False)
+    reach: Tensor | None = attrs.field(default=None, repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Check the row against its document lengths."""
@@ -95,6 +100,11 @@ class PackedBatch:
             )
         if self.routes is not None and (self.routes.dim() != 3 or self.routes.shape[0] != self.tokens):
             raise ValueError(f"routes have shape {list(self.routes.shape)} but must be [{self.tokens}, layers, top_k]")
+        if self.reach is not None and (self.rollouts or self.reach.shape != self.input_ids.shape):
+            raise ValueError(
+                f"reach has shape {list(self.reach.shape)} with {len(self.rollouts)} rollouts; a row of shared prompts "
+                f"takes [{self.tokens}] and no rollouts, for a rollout is a document of its own"
+            )
 
     @property
     def tokens(self) -> int:
@@ -105,6 +115,21 @@ class PackedBatch:
     def documents(self) -> int:
         """The number of documents in the row."""
         return len(self.doc_lens)
+
+    @property
+    def rows(self) -> int:
+        """T again: rows of logits that a forward gives."""
+        return self.tokens
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether documents are trees, so that lengths alone do not say who sees whom."""
+        return self.reach is not None
+
+    @property
+    def chosen(self) -> None:
+        """None: rollouts do not say which of them is preferred."""
+        return None
 
     @property
     def max_seqlen(self) -> int:
@@ -145,7 +170,9 @@ class PackedBatch:
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """`[T]` int64 position of each token in its own document."""
+        """`[T]` int64 position of each token in its own document; branches count on from their prompt's length."""
+        if self.reach is not None:
+            return positions_of(self.reach)
         starts = self.cu_seqlens[:-1].to(torch.int64).cpu()
         return (torch.arange(self.tokens) - _repeat(starts, self.doc_lens)).to(self.input_ids.device)
 
@@ -169,20 +196,37 @@ class PackedBatch:
     def block_mask(self, window: int | None = None) -> BlockMask:
         """Return flex attention's block mask of the row, made on first use; all layers share the one of a window."""
         if window not in self._block_masks:
-            self._block_masks[window] = block_mask(self.doc_lens, self.document_ids, window)
+            self._block_masks[window] = (
+                block_mask(self.doc_lens, self.document_ids, window)
+                if self.reach is None
+                else reach_block_mask(self.reach[None], self.mask_function(window), narrower=window is not None)
+            )
         return self._block_masks[window]
 
     def mask_function(self, window: int | None = None) -> MaskFunction:
         """Return what flex attention calls a `mask_mod`: the row's mask as a function of its indices."""
-        return mask_function(self.document_ids, window)
+        if self.reach is None:
+            return mask_function(self.document_ids, window)
+        return reach_function(self.reach[None], self.position_ids[None], window)
+
+    def dense_mask(self, window: int | None = None) -> Tensor:
+        """Return the same mask as `[T, T]` bool, True where attention is allowed."""
+        if self.reach is None:
+            return document_causal_mask(self.document_ids, window)
+        return dense_of(self.mask_function(window), 1, self.tokens, self.input_ids.device)[0]
+
+    def score_map(self) -> tuple[Tensor, Tensor]:
+        """Return `[S]` rows that score the response tokens, and `[S]` those tokens."""
+        rows = scored_rows(self.doc_lens, self.response_lens).to(self.input_ids.device)
+        return rows, self.input_ids[rows + 1]
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """Return the batch with tokens and routes on a device; all that is derived follows them there."""
+        """Return the batch with tokens, routes and reach on a device; all that is derived follows them there."""
         where = torch.device(device)
         if self.input_ids.device == where and (self.routes is None or self.routes.device == where):
             return self
-        routes = None if self.routes is None else self.routes.to(device)
-        return attrs.evolve(self, input_ids=self.input_ids.to(device), routes=routes)
+        routes, reach = (None if one is None else one.to(device) for one in (self.routes, self.reach))
+        return attrs.evolve(self, input_ids=self.input_ids.to(device), routes=routes, reach=reach)
 
     def name(self, document: int) -> str:
         """Return how an error calls a document: by its sample's id, or by its place when there is none."""

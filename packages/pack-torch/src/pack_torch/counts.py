@@ -9,7 +9,8 @@ from typing import Literal, get_args
 
 import attrs
 
-from pack_torch.rollout import Rollout
+from pack_torch.rollout import Rollout as Rollout
+from pack_torch.scored import Sample
 
 Reduction = Literal["token", "response", "group", "constant"]
 MaskedSamples = Literal["count", "skip", "miles"]
@@ -62,7 +63,7 @@ class GroupSizes:
             )
         return GroupSizes(dict(Counter(self.sizes) + Counter(other.sizes)), self.masked_samples)
 
-    def share(self, rollout: Rollout) -> Fraction:
+    def share(self, rollout: Sample) -> Fraction:
         """Return the part of its group that a response makes up: one over the group's size, or 0 when skipped.
 
         Raises:
@@ -79,13 +80,13 @@ class GroupSizes:
         return Fraction(1, self.sizes[group])
 
 
-def _group(rollout: Rollout) -> str | int:
+def _group(rollout: Sample) -> str | int:
     if rollout.group is None:
         raise ValueError(f"sample {rollout.id!r} has no group; the group reduction takes a mean within each group")
     return rollout.group
 
 
-def group_sizes(rollouts: Sequence[Rollout], *, masked_samples: MaskedSamples = "count") -> GroupSizes:
+def group_sizes(rollouts: Sequence[Sample], *, masked_samples: MaskedSamples = "count") -> GroupSizes:
     """Return how many of these rollouts each group has.
 
     Args:
@@ -177,7 +178,7 @@ class Normalization:
 
 
 def normalization(
-    rollouts: Sequence[Rollout], *, masked_samples: MaskedSamples = "count", group_sizes: GroupSizes | None = None
+    rollouts: Sequence[Sample], *, masked_samples: MaskedSamples = "count", group_sizes: GroupSizes | None = None
 ) -> Normalization:
     """Return the counts of these rollouts.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from pack_torch.batch import PackedBatch
-from pack_torch.masks import document_causal_mask
 from pack_torch.slicing import scored_rows, target_log_probs
+
+if TYPE_CHECKING:
+    from pack_torch.rows import Batch
 
 #: How a model is told where documents end: an additive mask, flex attention's block mask, or the documents' lengths.
 Boundaries = Literal["mask", "blocks", "lengths"]
@@ -94,7 +96,7 @@ class HuggingFaceModel(nn.Module):
         if self.boundaries == "blocks":
             self._check_flex(batch)
             return {"attention_mask": batch.block_mask()}
-        allowed = document_causal_mask(batch.document_ids)
+        allowed = batch.dense_mask()
         dtype = next((one.dtype for one in self.model.parameters() if one.is_floating_point()), torch.float32)
         # Every row sees itself, so no row of the softmax is empty and minus infinity is safe.
         mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
@@ -143,6 +145,58 @@ def boundaries_of(model: nn.Module) -> Boundaries:
         f"{_name(model)} has attention implementation {used!r}; load it with attn_implementation 'sdpa', 'eager', "
         f"'flex_attention' or a flash one, or say in which of the forms {list(get_args(Boundaries))} it reads documents"
     )
+
+
+def form_of(model: nn.Module) -> str:
+    """Return the form of `pack_torch.inputs` in which the model's attention implementation reads documents.
+
+    Raises:
+        ValueError: no implementation is named, or one whose form is not known.
+    """
+    read = boundaries_of(model)
+    eager = getattr(model.config, "_attn_implementation", None) == "eager"
+    return {"mask": "eager" if eager else "sdpa", "blocks": "flex", "lengths": "flash"}[read]
+
+
+def keeps_state(model: nn.Module) -> bool:
+    """Whether the model has layers that carry a state from token to token, which no mask reaches.
+
+    >>> keeps_state(nn.Linear(1, 1))
+    False
+    """
+    config = getattr(model, "config", None)
+    text = getattr(config, "text_config", None) or config
+    layers = getattr(text, "layer_types", None) or ()
+    recurrent = [kind for kind in layers if kind == "linear_attention" or not kind.endswith("attention")]
+    return bool(recurrent or getattr(model, "_is_stateful", False))
+
+
+def check_model(model: nn.Module, batch: Batch) -> None:
+    """Raise unless the model can be told where the documents of the batch end.
+
+    Raises:
+        ValueError: layers with a state, a window that an explicit mask would do away with, or a forward without the
+            arguments; says why and what to do.
+    """
+    name, read = _name(model), boundaries_of(model)
+    if keeps_state(model) and batch.shares_prompts:
+        raise ValueError(
+            f"{name} has recurrent layers, whose state after a prompt would run on from one branch into the next, but "
+            "branches share prompts in this batch; give a format with shared=False"
+        )
+    if keeps_state(model) and len(batch.doc_lens) > 1:
+        raise ValueError(
+            f"{name} has recurrent layers, which read no mask, so documents of one row may leak into each other; put "
+            "one document in a row, or ask pack_torch.testing whether yours does and then name the form yourself, "
+            f"for_={form_of(model)!r}"
+        )
+    _check_forward(name, *_arguments(model), read)
+    window = _window(model)
+    if read != "lengths" and window is not None and batch.max_seqlen > window:
+        raise ValueError(
+            f"a document has {batch.max_seqlen:,} tokens but some layers of {name} see {window:,}, and an explicit "
+            "mask takes the place of theirs; give shorter documents, or load the model with flash attention"
+        )
 
 
 def _arguments(model: nn.Module) -> tuple[set[str], bool]:

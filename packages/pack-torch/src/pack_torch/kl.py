@@ -7,10 +7,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pack_torch.batch import PackedBatch
 from pack_torch.counts import GroupSizes, Reduction
 from pack_torch.loss import LOG_RATIO_LIMIT
 from pack_torch.reductions import TokenLoss, active_places, check_lengths, reduce_tokens
+from pack_torch.scored import ScoredBatch
 
 KLKind = Literal["k1", "k2", "k3", "low_var"]
 
@@ -56,7 +56,7 @@ def token_kl(log_probs: Tensor, ref_log_probs: Tensor, kind: KLKind = "k3") -> T
     return estimate.clamp(-LOW_VAR_LIMIT, LOW_VAR_LIMIT) if kind == "low_var" else estimate
 
 
-def _active_kl(log_probs: Tensor, batch: PackedBatch, kind: KLKind, reference: Tensor | None) -> Tensor:
+def _active_kl(log_probs: Tensor, batch: ScoredBatch, kind: KLKind, reference: Tensor | None) -> Tensor:
     """Return `[S]` estimates, 0 where masked; the arithmetic never sees what the mask hides."""
     reference = batch.concat("ref_log_probs") if reference is None else reference
     check_lengths(batch, log_probs=log_probs, ref_log_probs=reference)
@@ -67,7 +67,7 @@ def _active_kl(log_probs: Tensor, batch: PackedBatch, kind: KLKind, reference: T
 
 def kl_loss(
     log_probs: Tensor,
-    batch: PackedBatch,
+    batch: ScoredBatch,
     *,
     kind: KLKind = "k3",
     reduction: Reduction = "token",
@@ -98,7 +98,7 @@ def kl_loss(
 
 def kl_penalty(
     log_probs: Tensor,
-    batch: PackedBatch,
+    batch: ScoredBatch,
     *,
     coefficient: float,
     kind: KLKind = "k1",
@@ -132,7 +132,7 @@ def kl_penalty(
 
 
 def entropy_bonus(
-    entropy: Tensor, batch: PackedBatch, *, reduction: Reduction = "token", group_sizes: GroupSizes | None = None
+    entropy: Tensor, batch: ScoredBatch, *, reduction: Reduction = "token", group_sizes: GroupSizes | None = None
 ) -> TokenLoss:
     """Return the numerator of the entropy bonus, minus the entropy: multiply by a coefficient and add to a loss.
 

@@ -9,12 +9,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from pack_torch.batch import PackedBatch
 from pack_torch.counts import GroupSizes, Reduction, check_reduction
 from pack_torch.counts import Normalization as Normalization
 from pack_torch.counts import normalization as normalization
 from pack_torch.reductions import active_places, check_lengths, split_active, sum_active
 from pack_torch.rollout import Rollout as Rollout
+from pack_torch.scored import ScoredBatch, Scores
+from pack_torch.slicing import batch_log_probs
 
 Kind = Literal["ppo", "gspo", "cispo", "reinforce"]
 
@@ -50,8 +51,8 @@ class _Limits:
 
 
 def policy_loss(
-    log_probs: Tensor,
-    batch: PackedBatch,
+    scores: Scores,
+    batch: ScoredBatch,
     *,
     eps_clip: float = 0.2,
     eps_clip_high: float = 0.28,
@@ -62,7 +63,7 @@ def policy_loss(
     weights: Tensor | None = None,
     group_sizes: GroupSizes | None = None,
 ) -> PolicyLoss:
-    """Return the numerator of a policy-gradient loss of one packed row.
+    """Return the numerator of a policy-gradient loss of one packed forward.
 
     With ratio r = exp(log_prob - old_log_prob) and advantage A, the loss of an active token is, by kind:
 
@@ -78,8 +79,9 @@ def policy_loss(
     they hold, NaN included, reaches neither the loss nor a gradient. A response that is fully masked or empty adds 0.
 
     Args:
-        log_probs: `[S]` of the current policy, with their graph.
-        batch: built from rollouts that have `advantages`, and `old_log_probs` unless given here.
+        scores: what the current policy returned, or its `[S]` log-probabilities; with their graph. See
+            `batch_log_probs`, which also divides by a temperature.
+        batch: of any format, or built from rollouts; with `advantages`, and `old_log_probs` unless given here.
         eps_clip: how far below 1 the ratio may go.
         eps_clip_high: how far above.
         reduction: `token`, `response`, `group` or `constant`.
@@ -104,6 +106,7 @@ def policy_loss(
     """
     check_reduction(reduction)
     _check_options(kind, dual_clip, old_log_probs)
+    log_probs = batch_log_probs(scores, batch)
     old = batch.concat("old_log_probs") if old_log_probs is None and kind != "reinforce" else old_log_probs
     advantages = batch.concat("advantages")
     check_lengths(batch, log_probs=log_probs, old_log_probs=old, weights=weights)

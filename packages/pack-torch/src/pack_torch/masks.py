@@ -107,18 +107,19 @@ def block_mask(
     every &= (last - first + 1 == block_size)[:, None]  # the kernels mask the rows past the end of the last block
 
     return BlockMask.from_kv_blocks(
-        *_ordered(some & ~every, document_ids.device),
-        *_ordered(every, document_ids.device),
+        *ordered_blocks((some & ~every)[None, None].to(document_ids.device)),
+        *ordered_blocks(every[None, None].to(document_ids.device)),
         BLOCK_SIZE=block_size,
         mask_mod=allowed,
         seq_lengths=(tokens, tokens),
     )
 
 
-def _ordered(blocks: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    counts = blocks.sum(dim=1, dtype=torch.int32)
-    columns = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).to(torch.int32)
-    return counts[None, None].to(device), columns[None, None].contiguous().to(device)  # one batch, one head
+def ordered_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many are set in each row of `[B, H, rows, columns]` bool, and the columns, the set ones first."""
+    counts = blocks.sum(dim=-1, dtype=torch.int32)
+    columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True).to(torch.int32)
+    return counts, columns.contiguous()
 
 
 def check_window(window: int | None) -> None:

@@ -9,8 +9,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from pack_torch.batch import PackedBatch
 from pack_torch.reductions import active_places, check_lengths, split_active
+from pack_torch.scored import ScoredBatch, Scores
+from pack_torch.slicing import batch_log_probs
 
 
 @attrs.frozen
@@ -74,21 +75,21 @@ COUNTS = ("samples", *LENGTHS)
 
 
 def sample_metrics(
-    log_probs: Tensor,
-    batch: PackedBatch,
+    scores: Scores,
+    batch: ScoredBatch,
     *,
     entropy: Tensor | None = None,
     kl: Tensor | None = None,
     clipped: Tensor | None = None,
 ) -> dict[str | int, SampleMetrics]:
-    """Return the metrics of every sample of one packed row by its id, in the row's order.
+    """Return the metrics of every sample of one packed forward by its id, in the batch's order.
 
     Sums are made in float64 over active tokens only; what the mask hides may be anything. A fully masked or empty
     response has sums of 0.
 
     Args:
-        log_probs: `[S]`.
-        batch: built from rollouts.
+        scores: what the model returned, or `[S]` log-probabilities.
+        batch: of any format, or built from rollouts.
         entropy: `[S]` in nats, as `chunked_log_probs` returns it.
         kl: `[S]` in nats, as `token_kl` returns it.
         clipped: `[S]` bool, as `policy_loss` returns it in `clipped_tokens`.
@@ -101,6 +102,7 @@ def sample_metrics(
     >>> sample_metrics(torch.tensor([-9.0, -0.5]), batch)["a"].sums()
     {'samples': 1, 'tokens': 3, 'response_tokens': 2, 'active_tokens': 1, 'log_prob': -0.5}
     """
+    log_probs = batch_log_probs(scores, batch)
     check_lengths(batch, log_probs=log_probs, entropy=entropy, kl=kl, clipped=clipped)
     active = active_places(batch).to(log_probs.device)
 

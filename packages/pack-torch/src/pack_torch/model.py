@@ -124,6 +124,11 @@ class SmallModel(nn.Module):
             ValueError: names the sample and what is wrong with it.
         """
         config = self.config
+        if batch.shares_prompts and "linear_attention" in (config.layer_types or ()):
+            raise ValueError(
+                "this model has linear_attention layers, whose state after a prompt would run on from one branch into "
+                "the next, but branches share prompts in this row; give a format with shared=False"
+            )
         self.backend.check(batch, window=config.sliding_window, dtype=self.embedding.dtype)
         outside = ((batch.input_ids < 0) | (batch.input_ids >= config.vocab_size)).nonzero()
         if outside.numel():

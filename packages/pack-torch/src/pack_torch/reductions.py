@@ -6,9 +6,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from pack_torch.batch import PackedBatch
 from pack_torch.counts import GroupSizes, Reduction, check_reduction
 from pack_torch.rollout import Rollout as Rollout
+from pack_torch.scored import ScoredBatch
 
 
 @attrs.frozen(eq=False)
@@ -24,17 +24,17 @@ class TokenLoss:
     active_tokens: int
 
 
-def active_places(batch: PackedBatch) -> Tensor:
+def active_places(batch: ScoredBatch) -> Tensor:
     """Return `[active]` int64: which of the `[S]` response tokens train, in the row's order."""
     return batch.concat("loss_mask").nonzero().squeeze(1)
 
 
-def split_active(values: Tensor, batch: PackedBatch) -> tuple[Tensor, ...]:
+def split_active(values: Tensor, batch: ScoredBatch) -> tuple[Tensor, ...]:
     """Return one tensor per sample of values that hold the active tokens only, `[active]`."""
     return torch.split_with_sizes(values, [rollout.active_tokens for rollout in batch.rollouts])
 
 
-def check_lengths(batch: PackedBatch, **values: Tensor | None) -> None:
+def check_lengths(batch: ScoredBatch, **values: Tensor | None) -> None:
     """Raise unless every tensor has one entry per response token; names it."""
     expected = sum(batch.response_lens)
     for name, tensor in values.items():
@@ -44,7 +44,7 @@ def check_lengths(batch: PackedBatch, **values: Tensor | None) -> None:
             )
 
 
-def sum_active(losses: Tensor, batch: PackedBatch, reduction: Reduction, sizes: GroupSizes | None) -> Tensor:
+def sum_active(losses: Tensor, batch: ScoredBatch, reduction: Reduction, sizes: GroupSizes | None) -> Tensor:
     """Return the numerator of losses that hold the active tokens only, `[active]`."""
     check_reduction(reduction)
     if (sizes is not None) != (reduction == "group"):
@@ -61,7 +61,7 @@ def sum_active(losses: Tensor, batch: PackedBatch, reduction: Reduction, sizes: 
 
 
 def reduce_tokens(
-    values: Tensor, batch: PackedBatch, *, reduction: Reduction = "token", group_sizes: GroupSizes | None = None
+    values: Tensor, batch: ScoredBatch, *, reduction: Reduction = "token", group_sizes: GroupSizes | None = None
 ) -> TokenLoss:
     """Return the numerator of any per-token quantity of one packed row; numerators of any cut add up to the same.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pack_torch.batch import PackedBatch
-from pack_torch.masks import causal_band, document_causal_mask
+from pack_torch.masks import causal_band
 
 #: Rows that share one masked call when a window is set, unless the window is longer.
 STRIP = 256
@@ -49,7 +49,7 @@ def dense(
 
     A masked weight is 0, and 0 times NaN is NaN: a NaN in one document reaches the others here.
     """
-    return _row(query, key, value, document_causal_mask(batch.document_ids, window), dropout)
+    return _row(query, key, value, batch.dense_mask(window), dropout)
 
 
 def whole(query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, dropout: float = 0.0) -> Tensor:

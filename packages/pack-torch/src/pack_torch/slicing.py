@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +9,8 @@ from torch import Tensor
 
 from pack_torch.batch import PackedBatch
 from pack_torch.precision import wide
+from pack_torch.scored import ScoredBatch, Scores
+from pack_torch.scored import scored_rows as scored_rows
 
 
 class ScoringModel(Protocol):
@@ -22,38 +23,6 @@ class ScoringModel(Protocol):
         """Return `[rows, vocabulary]` for `[rows, D]`."""
 
 
-def scored_rows(doc_lens: Sequence[int], response_lens: Sequence[int]) -> Tensor:
-    """Return the rows whose logits score the response tokens, documents in order.
-
-    A document that ends at row e (exclusive) with R response tokens is scored by its own rows [e-R-1, e-1), each of
-    which predicts the token after it. The document's last row predicts nothing.
-
-    Args:
-        doc_lens: tokens of each document.
-        response_lens: response tokens of each; 0 adds no row.
-
-    Returns:
-        `[S]` int64 row numbers, S the sum of `response_lens`.
-
-    Raises:
-        ValueError: a response as long as its document, for the row before it would be another document's.
-
-    >>> scored_rows([5, 8], [3, 2]).tolist()
-    [1, 2, 3, 10, 11]
-    """
-    rows: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
-    end = 0
-    for document, (length, response) in enumerate(zip(doc_lens, response_lens, strict=True)):
-        if not 0 <= response < length:
-            raise ValueError(
-                f"document {document} has {length:,} tokens and a response of {response:,}, but a response is scored "
-                "from the row before it; the prompt needs at least one token"
-            )
-        end += length
-        rows.append(torch.arange(end - response - 1, end - 1))
-    return torch.cat(rows)
-
-
 def scored_targets(batch: PackedBatch) -> Tensor:
     """Return `[S]` int64: the response tokens of the batch, each the target of its scored row.
 
@@ -61,8 +30,8 @@ def scored_targets(batch: PackedBatch) -> Tensor:
     >>> scored_targets(build_batch([Rollout("a", [1, 2, 3], 2), Rollout("b", [4, 5], 1)], [0, 1])).tolist()
     [2, 3, 5]
     """
-    rows = scored_rows(batch.doc_lens, batch.response_lens).to(batch.input_ids.device)
-    return batch.input_ids[rows + 1]
+    _, targets = batch.score_map()
+    return targets
 
 
 def target_log_probs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -107,7 +76,43 @@ def response_log_probs(model: ScoringModel, batch: PackedBatch, *, temperature: 
     >>> response_log_probs(Uniform(), build_batch([Rollout("a", [1, 2, 3], 2)], [0])).exp().tolist()
     [0.25, 0.25]
     """
-    rows = scored_rows(batch.doc_lens, batch.response_lens).to(batch.input_ids.device)
+    rows, targets = batch.score_map()
     hidden: Tensor = model(batch).hidden
     logits = model.logits(hidden.index_select(0, rows))
-    return target_log_probs(logits, batch.input_ids[rows + 1], temperature=temperature)
+    return target_log_probs(logits, targets, temperature=temperature)
+
+
+def batch_log_probs(scores: Scores, batch: ScoredBatch, *, temperature: float = 1.0) -> Tensor:
+    """Return `[S]` log-probabilities of a batch's scored tokens, whatever the batch is made of.
+
+    Every loss and metric here calls this on its first argument, so a recipe may hand over what the model returned.
+
+    Args:
+        scores: logits `[T, vocabulary]` or `[B, T, vocabulary]`, jagged logits, an object that has `logits`, or the
+            `[S]` log-probabilities themselves, which are given back.
+        batch: a `Batch` of any format, or a `PackedBatch` built from rollouts.
+        temperature: logits are divided by it; nothing is done to log-probabilities.
+
+    Raises:
+        ValueError: logits of a batch that has other rows.
+
+    >>> from pack_torch import Rollout, build_batch
+    >>> batch = build_batch([Rollout("a", [1, 2, 3], 2)], [0])
+    >>> batch_log_probs(torch.zeros(1, 3, 4), batch).exp().tolist()
+    [0.25, 0.25]
+    """
+    logits = scores if isinstance(scores, Tensor) else scores.logits
+    if logits.is_nested:
+        logits = logits.values()
+    if logits.dim() == 1:
+        return logits
+    rows, targets = batch.score_map()
+    flat = logits.flatten(0, -2)
+    if flat.shape[0] != batch.rows:
+        raise ValueError(
+            f"logits have shape {list(logits.shape)} but the batch has {batch.rows:,} rows; give the logits of every "
+            "row of this batch, or [S] log-probabilities"
+        )
+    return target_log_probs(
+        flat.index_select(0, rows.to(flat.device)), targets.to(flat.device), temperature=temperature
+    )

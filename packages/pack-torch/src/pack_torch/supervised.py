@@ -9,19 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pack_torch.batch import PackedBatch
 from pack_torch.counts import GroupSizes, Reduction
 from pack_torch.reductions import TokenLoss, active_places, check_lengths, reduce_tokens, split_active
+from pack_torch.scored import ScoredBatch, Scores
+from pack_torch.slicing import batch_log_probs
 
 
 def sft_loss(
-    log_probs: Tensor, batch: PackedBatch, *, reduction: Reduction = "token", group_sizes: GroupSizes | None = None
+    scores: Scores, batch: ScoredBatch, *, reduction: Reduction = "token", group_sizes: GroupSizes | None = None
 ) -> TokenLoss:
-    """Return the numerator of the cross-entropy of the response tokens of one packed row.
+    """Return the numerator of the cross-entropy of the tokens that one packed forward scores.
 
     Args:
-        log_probs: `[S]` of the response tokens, with their graph.
-        batch: built from rollouts; their loss masks say what is learned.
+        scores: what the model returned, or `[S]` log-probabilities; with their graph. See `batch_log_probs`.
+        batch: of any format, or built from rollouts; its loss masks say what is learned.
         reduction: `token` is the usual one.
         group_sizes: with the `group` reduction only.
 
@@ -33,6 +34,7 @@ def sft_loss(
     >>> sft_loss(torch.tensor([-0.5, -1.0, -7.0]), batch).numerator
     tensor(1.5000)
     """
+    log_probs = batch_log_probs(scores, batch)
     loss = reduce_tokens(log_probs, batch, reduction=reduction, group_sizes=group_sizes)
     return TokenLoss(-loss.numerator, loss.active_tokens)
 
@@ -60,26 +62,26 @@ class PreferenceLoss:
 
 
 def dpo_loss(
-    log_probs: Tensor,
-    batch: PackedBatch,
+    scores: Scores,
+    batch: ScoredBatch,
     *,
-    chosen: Collection[str | int],
+    chosen: Collection[str | int] | None = None,
     beta: float = 0.1,
-    ref_log_probs: Tensor | None = None,
+    ref_log_probs: Scores | None = None,
 ) -> PreferenceLoss:
-    """Return the preference loss of pairs that lie as two documents in one packed row, anywhere in it.
+    """Return the preference loss of pairs that lie in one batch, anywhere in it, as two documents or two branches.
 
-    The rollouts of one group are a pair, one of them chosen. A response's score is the sum over its active tokens of
+    The samples of one group are a pair, one of them chosen. A response's score is the sum over its active tokens of
     log_prob - ref_log_prob; the margin of a pair is beta times (score of the chosen - score of the rejected), its loss
     -log(sigmoid(margin)). A fully masked or empty response has score 0. Both need the whole score, so a pair must be
     in one pack: plan pairs, not samples.
 
     Args:
-        log_probs: `[S]` of the current policy, with their graph.
-        batch: built from rollouts with groups, and `ref_log_probs` unless given here.
-        chosen: ids of the preferred samples; ids of samples in other packs may be among them.
+        scores: what the current policy returned, or its `[S]` log-probabilities; with their graph.
+        batch: of the `Preference` format, or built from rollouts with groups; with `ref_log_probs` unless given here.
+        chosen: ids of the preferred samples; ids of samples in other packs may be among them. None asks the batch.
         beta: above 0.
-        ref_log_probs: `[S]` instead of the rollouts' own.
+        ref_log_probs: instead of the samples' own: what the reference returned, or `[S]`.
 
     Raises:
         ValueError: a sample without group, a group that is not one chosen and one rejected sample of this row, lengths
@@ -95,9 +97,15 @@ def dpo_loss(
     """
     if not beta > 0:
         raise ValueError(f"beta is {beta} but must be above 0")
-    reference = batch.concat("ref_log_probs") if ref_log_probs is None else ref_log_probs
+    preferred = batch.chosen if chosen is None else chosen
+    if preferred is None:
+        raise ValueError("the batch does not say which samples are chosen; give chosen, or use the Preference format")
+    log_probs = batch_log_probs(scores, batch)
+    reference = (
+        batch.concat("ref_log_probs") if ref_log_probs is None else batch_log_probs(ref_log_probs, batch).detach()
+    )
     check_lengths(batch, log_probs=log_probs, ref_log_probs=reference)
-    pairs = _pairs(batch, chosen)
+    pairs = _pairs(batch, preferred)
     active = active_places(batch).to(log_probs.device)
     ratios = log_probs.index_select(0, active) - reference.detach().to(log_probs).index_select(0, active)
     scores = torch.stack([values.sum() for values in split_active(ratios, batch)])
@@ -106,7 +114,7 @@ def dpo_loss(
     return PreferenceLoss(-F.logsigmoid(margins).sum(), margins.detach(), tuple(pairs), len(pairs))
 
 
-def _pairs(batch: PackedBatch, chosen: Collection[str | int]) -> dict[str | int, tuple[int, int]]:
+def _pairs(batch: ScoredBatch, chosen: Collection[str | int]) -> dict[str | int, tuple[int, int]]:
     """Return the places in the row of the chosen and the rejected sample of every group."""
     members: dict[str | int, list[int]] = {}
     for place, rollout in enumerate(batch.rollouts):

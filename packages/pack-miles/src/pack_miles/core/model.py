@@ -189,6 +189,11 @@ class CoreModel(nn.Module):
                 f"the row has {batch.documents} documents but the model was built for one sample a row; build it with "
                 "packed=True"
             )
+        if batch.shares_prompts:
+            raise ValueError(
+                "OLMo-core knows documents by their lengths alone, but branches share prompts in this row; give a "
+                "format with shared=False"
+            )
         outside = ((batch.input_ids < 0) | (batch.input_ids >= geometry.vocabulary)).nonzero()
         if outside.numel():
             row = int(outside[0])

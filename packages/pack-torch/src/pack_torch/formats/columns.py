@@ -1,0 +1,162 @@
+"""Fields of many documents end to end in one array each, and back to what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, cast
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+#: One sample as the dataset gives it, by field name.
+Row = Mapping[str, Any]
+
+#: What a document's values were before they were joined: a list or tuple, an array's dtype or a tensor's.
+Origin = type | np.dtype[Any] | torch.dtype
+
+Array = NDArray[Any]
+
+
+@attrs.frozen
+class Field:
+    """A field with one value, or one row of values, per token.
+
+    Args:
+        pad: what stands where there is no token.
+        shift: values belong to tokens, and row t is to hold that of token t + 1 of the same document, as labels do;
+            a document's last row then holds `pad`, and no value crosses a boundary.
+        dtype: NumPy's name of what it is stored as; None keeps what comes.
+
+    >>> Field(pad=-100, shift=True, dtype="int64").pad
+    -100
+    """
+
+    pad: float = 0
+    shift: bool = False
+    dtype: str | None = None
+
+
+def as_fields(fields: Mapping[str, Field | float]) -> Mapping[str, Field]:
+    """Return the fields with plain pad values turned into a `Field`."""
+    return {name: given if isinstance(given, Field) else Field(given) for name, given in fields.items()}
+
+
+def keys_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the field names of the rows, which all have the same.
+
+    Raises:
+        ValueError: no rows, or one that has other fields than the first; names both.
+    """
+    if not rows:
+        raise ValueError("there are no documents; a pack holds at least one")
+    first = rows[0].keys()
+    for number, row in enumerate(rows):
+        if row.keys() != first:
+            odd = sorted(set(row) ^ set(first))
+            raise ValueError(
+                f"document {number} of the pack and document 0 do not have the same fields: {', '.join(odd)} in one of "
+                "them only; give every document of a dataset the same"
+            )
+    return tuple(first)
+
+
+def joined(parts: Sequence[Any], field: Field, name: str) -> Array:
+    """Return the parts end to end, `[T, ...]`, in the field's dtype."""
+    if field.dtype is not None:
+        try:
+            return np.concatenate(parts, dtype=np.dtype(field.dtype), casting="same_kind")
+        except (TypeError, ValueError):
+            pass  # an empty list looks like floats, and a tensor may lie elsewhere: look at each part
+    arrays = [np.asarray(part.cpu() if isinstance(part, torch.Tensor) else part) for part in parts]
+    kinds = [one.dtype for one in arrays if one.size] or [np.dtype("int64")]
+    dtype = np.dtype(field.dtype) if field.dtype else np.result_type(*kinds)
+    try:
+        return np.concatenate(
+            [one if one.size else np.zeros(one.shape, dtype) for one in arrays], dtype=dtype, casting="same_kind"
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"field {name!r} cannot be stored as {dtype}: {error}") from None
+
+
+def origins_of(parts: Sequence[Any]) -> Origin | tuple[Origin, ...]:
+    """Return what the parts were: one answer where all were alike, else one each."""
+    kinds = set(map(type, parts))
+    if kinds == {np.ndarray}:
+        alike = {part.dtype for part in parts}
+        if len(alike) == 1:
+            (dtype,) = alike
+            return cast("np.dtype[Any]", dtype)
+    elif len(kinds) == 1 and kinds <= {list, tuple}:
+        return kinds.pop()
+    return tuple(_origin(part) for part in parts)
+
+
+def _origin(part: Any) -> Origin:
+    return part.dtype if isinstance(part, (np.ndarray, torch.Tensor)) else type(part)
+
+
+def restored(values: Array, origin: Origin) -> Any:
+    """Return one document's values as they were given.
+
+    >>> restored(np.array([1, 2]), list), restored(np.array([1, 2]), torch.int32)
+    ([1, 2], tensor([1, 2], dtype=torch.int32))
+    """
+    if isinstance(origin, np.dtype):
+        return values.astype(origin)
+    if isinstance(origin, torch.dtype):
+        return torch.from_numpy(np.ascontiguousarray(values)).to(origin, copy=True)
+    plain = values.tolist()
+    return plain if origin is list else origin(plain)
+
+
+def split_parts(column: Array, lengths: Sequence[int], origins: Origin | tuple[Origin, ...]) -> list[Any]:
+    """Return the parts of a column as they were given."""
+    parts = np.split(column, np.cumsum(lengths)[:-1])
+    each = origins if isinstance(origins, tuple) else (origins,) * len(parts)
+    return [restored(part, origin) for part, origin in zip(parts, each, strict=True)]
+
+
+def check_lengths(parts: Iterable[Any], lengths: Sequence[int], name: str, tokens: str) -> None:
+    """Raise unless every part has one value per token."""
+    found = list(map(len, parts))
+    if found != lengths:
+        number = next(i for i, (one, two) in enumerate(zip(found, lengths, strict=True)) if one != two)
+        raise ValueError(
+            f"document {number} of the pack has {found[number]:,} values of {name!r} for {lengths[number]:,} of "
+            f"{tokens!r}; a field per token has one value for each"
+        )
+
+
+def shifted(column: Array, ends: Array, pad: float) -> Array:
+    """Return the column one row up inside each document.
+
+    >>> shifted(np.array([1, 2, 3, 4, 5]), np.array([3, 5]), -100).tolist()
+    [2, 3, -100, 5, -100]
+    """
+    moved = np.empty_like(column)
+    moved[:-1] = column[1:]
+    moved[ends - 1] = pad
+    return moved
+
+
+def unshifted(column: Array, starts: Array, heads: Array) -> Array:
+    """Return what `shifted` was made from; `heads` are the first values of the documents."""
+    back = np.empty_like(column)
+    back[1:] = column[:-1]
+    back[starts] = heads
+    return back
+
+
+@cache
+def _counting(size: int) -> Array:
+    numbers = np.arange(size)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def counting(size: int) -> Array:
+    """Return 0, 1, ... `size - 1`, a view that cannot be written."""
+    return _counting(1 << max(size - 1, 1).bit_length())[:size]

@@ -1,0 +1,191 @@
+"""Packs by hand: the example of the request for comments, shifts, padding, nested tensors, and what comes out again."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pack_torch import Field, Sft, build_pack, split_row, truncate_row
+from support.format_cases import KINDS, as_kind, lists, rows_of, same
+
+RFC = [{"tokens": [1, 2], "labels": [3, 4]}, {"tokens": [5, 6], "labels": [7, 8]}]
+
+
+def test_the_example_of_the_request_for_comments_holds_literally() -> None:
+    pack = build_pack(RFC, format=Sft(tokens="tokens", labels="labels"))
+
+    assert pack["tokens"].tolist() == [1, 2, 5, 6]
+    assert pack["labels"].tolist() == [3, 4, 7, 8]
+    assert pack.document_ids.tolist() == [0, 0, 1, 1]
+    assert pack.input_pos.tolist() == [0, 1, 0, 1]
+    expected = [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    assert pack.dense_mask().int().tolist() == expected
+    function = pack.block_mask().mask_mod
+    row, zero = torch.arange(4), torch.tensor(0)
+    assert function(zero, zero, row[:, None], row[None, :]).int().tolist() == expected
+    assert pack.documents() == RFC
+
+
+def test_labels_are_shifted_inside_each_document_and_the_boundary_predicts_nothing() -> None:
+    rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}]
+    assert build_pack(rows, format=Sft(label_mode="tokens"))["labels"].tolist() == [2, 3, -100, 5, -100]
+
+
+@pytest.mark.parametrize(
+    ("extra", "options", "expected"),
+    [
+        ({"prompt_length": 2}, {}, [-100, 3, 4, -100]),
+        ({"prompt_length": 2}, {"train_on_prompt": True}, [2, 3, 4, -100]),
+        ({"prompt_length": 0}, {}, [2, 3, 4, -100]),
+        ({"prompt_length": 4}, {}, [-100] * 4),
+        ({"completion_mask": [0, 0, 1, 1]}, {}, [-100, 3, 4, -100]),
+        ({"assistant_masks": [0, 1, 0, 1]}, {}, [2, -100, 4, -100]),  # two turns
+        ({"completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 1, 0, 1]}, {}, [2, -100, 4, -100]),
+        ({"turns": [1, 1, 0, 1]}, {"masks": ("turns",)}, [2, -100, 4, -100]),
+    ],
+)
+def test_prompts_and_turns_are_masked_by_flag_and_by_mask(extra: dict, options: dict, expected: list[int]) -> None:
+    rows = [{"input_ids": [9, 9]}, {"input_ids": [1, 2, 3, 4]}]
+    rows[0] |= {name: 1 if isinstance(value, int) else [1, 1] for name, value in extra.items()}
+    rows[1] |= extra
+    pack = build_pack(rows, format=Sft(label_mode="tokens", **options))
+    assert pack["labels"].tolist() == [9, -100, *expected]
+    assert pack.documents() == rows
+
+
+def test_labels_that_stand_at_their_own_token_are_shifted_and_come_out_as_they_were() -> None:
+    rows = [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4, 5], "labels": [4, -100]}]
+    pack = build_pack(rows, format=Sft(label_mode="tokens"))
+    assert pack["labels"].tolist() == [2, 3, -100, -100, -100]
+    assert pack.documents() == rows
+
+
+def test_every_column_comes_from_itself_and_an_exact_fit_is_kept() -> None:
+    rows = [{"input_ids": [41, 42, 43], "labels": [-100, 43, 44]}, {"input_ids": [46, 47], "labels": [47, 48]}]
+    pack = build_pack(rows, format=Sft(), capacity=5)
+    assert pack["input_ids"].tolist() == [41, 42, 43, 46, 47]
+    assert pack["labels"].tolist() == [-100, 43, 44, 47, 48]
+
+
+def test_each_column_is_padded_with_its_own_value() -> None:
+    format = Sft(token_fields={"weights": Field(pad=-1.0), "experts": 7})
+    row = {"input_ids": [1, 2], "labels": [2, 3], "weights": [0.5, 0.25], "experts": np.ones((2, 3), np.int16)}
+    padded = build_pack([row], format=format, capacity=4).to_padded()
+    assert {name: column.tolist() for name, column in padded.items() if name != "experts"} == {
+        "input_ids": [1, 2, 0, 0],
+        "labels": [2, 3, -100, -100],
+        "weights": [0.5, 0.25, -1.0, -1.0],
+        "document_ids": [0, 0, -1, -1],
+        "position_ids": [0, 1, 0, 1],
+    }
+    assert padded["experts"].dtype == torch.int16
+    assert padded["experts"].tolist() == [[1] * 3, [1] * 3, [7] * 3, [7] * 3]
+
+
+def test_nested_tensors_share_their_offsets_with_the_boundaries() -> None:
+    rows = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}]
+    pack = build_pack(rows, format=Sft(label_mode="tokens"), capacity=8)
+    nested = pack.to_nested()
+    assert all(one.offsets() is pack.cu_seqlens for one in nested.values())
+    assert (pack.cu_seqlens.dtype, pack.cu_seqlens.tolist()) == (torch.int32, [0, 3, 5])
+    total = nested["input_ids"] + nested["position_ids"]
+    assert [one.tolist() for one in total.unbind()] == [[1, 3, 5], [4, 6]]
+
+
+def test_a_pack_draws_itself() -> None:
+    rows = [{"input_ids": [1] * 6}, {"input_ids": [1] * 2}]
+    drawn = build_pack(rows, format=Sft(label_mode="tokens"), capacity=10).describe(width=10)
+    assert drawn == "Sft pack: 8 of 10 tokens (80.0 %), 2 documents of 2 to 6\n|00000011..|"
+
+
+def test_extra_fields_travel_or_raise() -> None:
+    row = {"input_ids": [1, 2], "labels": [2, 3], "weight": 2.0, "source": "books"}
+    pack = build_pack([row, row], format=Sft())
+    assert pack.values == {"weight": [2.0, 2.0], "source": ["books", "books"]}
+    with pytest.raises(ValueError, match="'weight' that the format does not know; name it in token_fields or"):
+        build_pack([row], format=Sft(extra="raise"))
+    declared = Sft(extra="raise", document_fields=("weight", "source"))
+    assert build_pack([row], format=declared).documents() == [row]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from(["sft", "multimodal", "preference", "shared"]))
+def test_documents_come_out_exactly_as_they_went_in(data: st.DataObject, name: str) -> None:
+    format, rows = data.draw(rows_of(name))
+    pack = build_pack(rows, format=format, capacity=200)
+    assert same([dict(row) for row in pack.documents()], rows)
+    assert pack.tokens == sum(format.length(row) for row in rows)
+    again = pickle.loads(pickle.dumps(pack))
+    assert same([dict(row) for row in again.documents()], rows)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(lists(1, 5), st.sampled_from(KINDS)), min_size=1, max_size=4))
+def test_documents_of_different_kinds_lie_in_one_pack(drawn: list[tuple[list[int], str]]) -> None:
+    rows = [{"input_ids": as_kind(values, kind)} for values, kind in drawn]
+    pack = build_pack(rows, format=Sft(label_mode="tokens"))
+    assert same([dict(row) for row in pack.documents()], rows)
+    assert pack["input_ids"].tolist() == [value for values, _ in drawn for value in values]
+    assert pack.position_ids.tolist() == [place for values, _ in drawn for place in range(len(values))]
+    assert pack.document_ids.tolist() == [i for i, (values, _) in enumerate(drawn) for _ in values]
+    assert pack.cu_seqlens.dtype == torch.int32
+    assert all(stop > start for start, stop in pairwise(pack.cu_seqlens.tolist()))
+
+
+def test_cutting_keeps_fields_together() -> None:
+    format = Sft(label_mode="tokens", token_fields={"weights": 0.0})
+    row = {"input_ids": [1, 2, 3, 4, 5], "weights": [1, 2, 3, 4, 5], "prompt_length": 3, "source": "books"}
+    assert format.cut(row, 2, 5) == {
+        "input_ids": [3, 4, 5],
+        "weights": [3, 4, 5],
+        "prompt_length": 1,
+        "source": "books",
+    }
+    assert [piece["input_ids"] for piece in split_row(format, row, 2)] == [[1, 2], [3, 4], [5]]
+    assert truncate_row(format, row, 2)["input_ids"] == [1, 2]
+    assert truncate_row(format, row, 2, side="left")["input_ids"] == [4, 5]
+    assert truncate_row(format, row, 5) is row
+    with pytest.raises(ValueError, match="'turns' has as many values as the document has tokens, 5, so how to cut it"):
+        format.cut({**row, "turns": [0] * 5}, 0, 2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lists(1, 30), st.integers(1, 12))
+def test_pieces_hold_every_token_once_and_none_is_too_long(tokens: list[int], capacity: int) -> None:
+    pieces = split_row(Sft(), {"input_ids": tokens, "labels": tokens}, capacity)
+    assert [token for piece in pieces for token in piece["labels"]] == tokens
+    assert all(0 < len(piece["input_ids"]) <= capacity for piece in pieces)
+
+
+def test_mistakes_are_named() -> None:
+    def build(*rows: dict, **options: object) -> None:
+        build_pack(list(rows), format=Sft(**options))
+
+    with pytest.raises(ValueError, match="there are no documents"):
+        build()
+    with pytest.raises(ValueError, match="document 1 of the pack has no tokens; drop empty documents"):
+        build({"input_ids": [1], "labels": [1]}, {"input_ids": [], "labels": []})
+    with pytest.raises(ValueError, match=r"documents have no 'input_ids' but \['text'\]"):
+        build({"text": "a"})
+    with pytest.raises(ValueError, match=r"documents have no 'labels'; give labels .* or Sft\(label_mode='tokens'\)"):
+        build({"input_ids": [1]})
+    with pytest.raises(ValueError, match="document 1 of the pack and document 0 do not have the same fields: weight"):
+        build({"input_ids": [1], "labels": [1]}, {"input_ids": [1], "labels": [1], "weight": 1})
+    with pytest.raises(ValueError, match="document 0 of the pack has 1 values of 'labels' for 2 of 'input_ids'"):
+        build({"input_ids": [1, 2], "labels": [1]})
+    with pytest.raises(ValueError, match="field 'input_ids' cannot be stored as int64"):
+        build({"input_ids": [0.5], "labels": [1]})
+    with pytest.raises(ValueError, match=r"'turns' is one name where several are taken; write \('turns',\)"):
+        build({"input_ids": [1], "labels": [1]}, masks="turns")
+    with pytest.raises(KeyError, match="no column 'loss_mask' but input_ids, labels"):
+        build_pack([{"input_ids": [1], "labels": [1]}], format=Sft())["loss_mask"]
