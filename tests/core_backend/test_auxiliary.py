@@ -1,14 +1,16 @@
 """The routers' auxiliary losses in real OLMo-core, weighed by the optimizer step and not by its packs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from pack_miles.core.arguments import auxiliary_denominator
-from pack_miles.core.model import CoreModel
+from pack_miles.core.model import CoreModel, build_core
+from pack_miles.errors import InputError
 from pack_torch import build_batch, normalization, response_log_probs
-from support.olmo_cases import PACKS, make_rollouts
-from support.olmo_experts import EXPERTS, ROUTED, TOP_K, expert_model
+from support.olmo_cases import PACKS, dense_config, make_rollouts
+from support.olmo_experts import EXPERTS, ROUTED, TOP_K, expert_config, expert_model
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("cpu_leaves")
@@ -77,3 +79,18 @@ def test_a_training_forward_without_the_factor_is_refused_and_scoring_needs_none
     model.eval()
     torch.testing.assert_close(response_log_probs(model, batch), scored, rtol=0, atol=0)
     assert expert_model()(batch).hidden.requires_grad
+
+
+def test_the_weights_of_a_run_file_stand_in_for_those_of_the_configuration() -> None:
+    def built(config: Any, **weights: float | None) -> CoreModel:
+        return CoreModel(build_core(config, attention="segment", **weights), replay=True)
+
+    wanted = built(expert_config(lb_loss_weight=0.1, z_loss_weight=0.2))
+    found = built(expert_config(z_loss_weight=0.7), lb_loss_weight=0.1, z_loss_weight=0.2)
+    off = built(expert_config(lb_loss_weight=0.1, z_loss_weight=0.7), lb_loss_weight=0.0, z_loss_weight=0.0)
+    kept = built(expert_config(z_loss_weight=0.7), lb_loss_weight=None, z_loss_weight=None)
+    assert found.auxiliary_losses() == ["lb_loss_weight", "z_loss_weight"]
+    assert (off.auxiliary_losses(), kept.auxiliary_losses()) == ([], ["z_loss_weight"])
+    assert torch.equal(router_gradient(found, PACKS, 51)[0], router_gradient(wanted, PACKS, 51)[0])
+    with pytest.raises(InputError, match=r"z_loss_weight = 0\.1 but no layer has routed experts"):
+        build_core(dense_config(), attention="segment", z_loss_weight=0.1)

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
@@ -83,6 +85,61 @@ def test_ray_torchrun_and_spawned_runs_give_the_same_bits(tmp_path: Path) -> Non
     assert not (files["spawn"] / "out" / "wandb").exists(), "off unless it is asked for"
     audited = run("audit", str(files["ray"] / "out"))
     assert audited.returncode == 0, audited.stdout
+
+
+@contextmanager
+def two_nodes() -> Iterator[str]:
+    """Two nodes of one Ray on this machine, room for two ranks on each; yields the address."""
+    import ray
+
+    store = 100 * 2**20
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=store,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+    )
+    try:
+        address = ray.get_runtime_context().gcs_address
+        line = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", address, "--num-cpus", "2"]
+        line += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(store), "--block"]
+        with started([*line, "--disable-usage-stats"]) as node:
+            wait_for(lambda: len([one for one in ray.nodes() if one["Alive"]]) == 2, "the second node")
+            everyone = children(node.pid)
+            try:
+                yield address
+            finally:
+                for pid in everyone:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+    finally:
+        ray.shutdown()
+
+
+def test_ranks_on_two_nodes_of_a_cluster_and_under_two_launchers_give_the_bits_of_one_node(tmp_path: Path) -> None:
+    """Four ranks, and room for two on either node, so that both are used; rank 0 says where all of them meet."""
+    folders = {name: tmp_path / name for name in ("spawn", "ray", "torchrun")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        write_toml(folder, (ON_RAY if name == "ray" else SHORT) | {"run.ranks": 4, "miles.num_rollout": 1})
+    with two_nodes() as address:
+        told = run("train", str(folders["ray"] / "run.toml"), RAY_ADDRESS=address)
+    assert told.returncode == 0, told.stderr
+    assert run("train", str(folders["spawn"] / "run.toml")).returncode == 0
+    meeting = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
+    agent = [sys.executable, "-m", "torch.distributed.run", *meeting, str(free_port()), "--node-rank"]
+    train = ["-m", "pack_miles", "train", str(folders["torchrun"] / "run.toml")]
+    with started([*agent, "0", *train]) as first, started([*agent, "1", *train]) as second:
+        for one in (first, second):
+            _, words = one.communicate(timeout=LIMIT)
+            assert one.returncode == 0, words
+    found = {name: weights(folder / "out") for name, folder in folders.items()}
+    assert [len(ranks) for ranks in found.values()] == [4, 4, 4]
+    for name in ("ray", "torchrun"):
+        for one, other in zip(found[name], found["spawn"], strict=True):
+            assert all(torch.equal(one[parameter], other[parameter]) for parameter in other)
 
 
 def test_a_killed_actor_ends_the_run_and_a_resume_tells_a_torn_checkpoint(tmp_path: Path) -> None:

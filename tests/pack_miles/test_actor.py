@@ -259,3 +259,17 @@ def test_the_reference_routes_for_itself_and_the_policy_replays(
     monkeypatch.setattr(Actor, "_forward", watch)
     train(actor, make_rollouts(actor.config, actor.model))
     assert seen == {("policy", "replayed"), ("reference", "live")}
+
+
+def test_router_losses_are_weighed_as_the_run_file_says_and_the_policy_objective_is_the_same(
+    make_actor: MakeActor, tmp_path: Path
+) -> None:
+    told = []
+    for name, changes in {"plain": {}, "weighed": {"router_aux_loss_weight": 0.5, "router_z_loss_weight": 0.5}}.items():
+        options = {f"core__{key}": value for key, value in changes.items()}
+        actor = make_actor(output__root=str(tmp_path / name), **options)
+        train(actor, make_rollouts(actor.config, actor.model))
+        told += events(tmp_path / name, 0, "optimizer")
+    plain, weighed = told
+    assert weighed["gradient_norm"] > 1.01 * plain["gradient_norm"]
+    assert weighed["local_policy_objective"] == plain["local_policy_objective"]

@@ -1,14 +1,20 @@
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pack_miles.miles.options import read_settings
+from pack_miles.miles.refusals import refuse_settings
+from pack_miles.miles.rewards import grouped_rewards
 from pack_miles.scoring_pass import ScoringPass, decide
 from pack_miles.settings.arguments import core_options, miles_arguments, miles_options
 from pack_miles.settings.config import Config, load_config
 from pack_miles.settings.refusals import refuse
 from pack_miles.settings.sections import OPTIONS
 from support.miles_config import NODE, SMALL, make_config, write_toml
+from support.refusal_cases import EXPERTS as HOSTED_EXPERTS
+from support.refusal_cases import write_checkpoints
 
 
 def parsed(arguments: list[str]) -> dict[str, str | None]:
@@ -215,10 +221,43 @@ def test_no_maintained_example_balances_experts_and_each_takes_the_flag(name: st
 
 
 def flagged(path: Path) -> Config:
-    router = [("inference.use_miles_router", "true")]
+    router = [("inference.use_miles_router", "true"), ("trainer.router_aux_loss_weight", "0")]
     config = load_config(path, [("trainer.expert_balanced_packing", "true"), *router])
     refuse(config)
     return config
+
+
+def test_the_hook_lets_the_arguments_pass_that_a_run_file_makes_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoints(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pack_miles.miles.hosted.installed_rule", lambda: grouped_rewards)
+    for changes, seam in (
+        ({}, "groups"),
+        ({"miles.custom_reward_post_process_path": "pack_miles.producer.reorder_and_normalize"}, "rewards"),
+        ({"core.expert_balanced_packing": False, "core.pack_order": "balanced"}, "rewards"),
+    ):
+        config = make_config(tmp_path, HOSTED_EXPERTS | {"model.source": "olmo3moe"} | changes)
+        refuse(config)
+        given = miles_options(config) | {"olmo_core_config": json.dumps(core_options(config))}
+        settings = read_settings(Namespace(**given), seam)
+        assert settings.enabled
+        refuse_settings(settings)
+        other = {"groups": "custom_reward_post_process_path", "rewards": "rollout_sample_filter_path"}[seam]
+        assert given[other] is None, "one hook, in one place"
+
+
+def test_router_weights_reach_core_under_the_names_of_its_trainer_and_only_when_set(tmp_path: Path) -> None:
+    def told(**changes: Any) -> dict[str, float]:
+        core = core_options(make_config(tmp_path, **changes))
+        return {name: value for name, value in core.items() if name.startswith("router_")}
+
+    assert told() == {}
+    assert told(trainer__router_aux_loss_weight=0.0, core__router_z_loss_weight=1e-5) == {
+        "router_aux_loss_weight": 0.0,
+        "router_z_loss_weight": 1e-5,
+    }
 
 
 def test_use_wandb_reaches_miles_only_when_it_is_on(tmp_path: Path) -> None:

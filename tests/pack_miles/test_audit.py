@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from pack_miles.contract import events
-from pack_miles.contract.audit import audit
+from pack_miles.contract.audit import audit, endings
 from pack_miles.contract.events import Event
 from pack_miles.contract.log import Log, read_logs
 from pack_miles.contract.sink import contract_path
@@ -383,6 +383,37 @@ def test_a_resume_under_another_configuration_is_found() -> None:
 def test_a_process_that_failed_to_start_leaves_no_violation() -> None:
     run = {rank: [events.RunFailed(rank=rank, step=0, error="busy"), *own] for rank, own in make_run(1).items()}
     assert audit(as_logs(run)) == []
+
+
+def before_the_first_update(run: Run, ending: str | None) -> Run:
+    """Return a run that came no further than its first scoring pass, and failed there on every rank if it did."""
+    short = {rank: [event for event in own if isinstance(event, events.RunStarted)] for rank, own in run.items()}
+    if ending is None:
+        return short
+    return {rank: [*own, events.RunFailed(rank=rank, step=0, error=ending)] for rank, own in short.items()}
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("ValueError: sample 'q3/1' is broken", "failed on rank 0, 1, 2, 3: ValueError: sample 'q3/1' is broken"),
+        (None, "not finished"),
+    ],
+)
+def test_a_run_that_ended_before_its_first_update_proves_nothing(ending: str | None, words: str) -> None:
+    logs = as_logs(before_the_first_update(make_run(2), ending))
+    assert audit(logs) == [f"no update is complete on every rank, so nothing was proven; the run: {words}"]
+    assert endings(logs) == [f"{words}; 0 complete updates audited"]
+
+
+def test_a_run_that_failed_later_is_told_beside_the_updates_that_hold() -> None:
+    run = {
+        rank: [*own, events.RunFailed(rank=rank, step=4, error="disk full")]
+        for rank, own in make_run(2, finish=False).items()
+    }
+    assert audit(as_logs(run)) == []
+    assert endings(as_logs(run)) == ["failed on rank 0, 1, 2, 3: disk full; 4 complete updates audited"]
+    assert endings(as_logs(make_run(2))) == []
 
 
 def test_a_corrupt_line_is_a_violation_and_a_torn_one_is_not(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from pack_miles.cli import main
-from pack_miles.contract.events import Packing
+from pack_miles.contract.events import Packing, RunFailed
 from support.log_runs import make_run, write_run
 
 
@@ -41,6 +41,20 @@ def test_audit_passes_a_sound_run_and_names_what_a_broken_one_violates(
     assert "no violations" in capsys.readouterr().out
     assert main(["audit", str(tmp_path / "broken")]) == 1
     assert "packing" in capsys.readouterr().out
+
+
+def test_audit_of_a_run_that_failed_before_its_first_update_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {rank: [own[0], RunFailed(rank=rank, step=0, error="no kernel")] for rank, own in make_run(1).items()}
+    write_run(tmp_path / "failed", failed)
+
+    assert main(["audit", str(tmp_path / "failed")]) == 1
+
+    out = capsys.readouterr().out
+    assert "nothing was proven" in out
+    assert "failed on rank 0, 1, 2, 3: no kernel" in out
+    assert "no violations" not in out
 
 
 @pytest.mark.parametrize("command", ["report", "audit"])

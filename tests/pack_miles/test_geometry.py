@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pack_miles.settings.combinations import COMBINATIONS
+from pack_miles.settings.refusals import refused
 from pack_torch import ModelConfig
 from support.miles_config import SMALL, make_config
 
@@ -38,11 +38,11 @@ def test_what_the_model_cannot_build_is_refused_before_start_up(
     geometry = GEOMETRY | changes
     options = {f"model.{name}": value for name, value in geometry.items()}
     config = make_config(tmp_path, SMALL | options)
-    refused = [row.code for row in COMBINATIONS if row.applies(config)]
+    found = refused(config)
     try:
         ModelConfig(vocab_size=12, **geometry)
         built = True
     except ValueError:
         built = False
     assert built == good
-    assert (refused == []) == good, refused
+    assert (found == []) == good, found

@@ -29,7 +29,11 @@ def test_of_a_checkpoint_s_own_file_the_model_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("org/model", None, "model.source = 'org/model' is no .json or .toml file; save one with json.dump("),
+        (
+            "org/model",
+            None,
+            "model.source = 'org/model' is no .json or .toml file and no folder; save one with json.dump(",
+        ),
         ("gone.json", None, "gone.json' cannot be read: No such file or directory; save one"),
         ("a.json", "{", "a.json' is not valid: Expecting property name"),
         ("a.toml", "d_model", "a.toml' is not valid: "),
@@ -68,3 +72,21 @@ def test_validate_needs_neither_torch_nor_olmo_core_for_such_a_run(tmp_path: Pat
     )
     told = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
+
+
+def test_a_checkpoint_is_its_configuration_and_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "step30"
+    folder.mkdir()
+    assert "step30' holds no config.json; save one" in source_error(str(folder))
+    (folder / "config.json").write_text(json.dumps({"model": {"d_model": 32}}))
+    assert "holds config.json but no model_and_optim; give a checkpoint" in source_error(str(folder))
+    (folder / "model_and_optim").mkdir()
+    (folder / "model_and_optim" / "__0_0.distcp").write_bytes(b"1234")
+    found = read_source(str(folder))
+    assert found.configuration == {"d_model": 32}
+    assert found.weights == folder / "model_and_optim"
+    (folder / "model_and_optim" / "__0_0.distcp").write_bytes(b"12345")
+    assert read_source(str(folder)).digest != found.digest != read_source(str(folder / "config.json")).digest
+    monkeypatch.chdir(tmp_path.parent)
+    file = write_toml(tmp_path, SMALL | {"model.format": "olmo_core", "model.source": "step30"})
+    assert load_config(file).model.source == str(folder), "a folder is looked for beside the run file"

@@ -55,10 +55,10 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | more
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pack-miles to its end and return what it said."""
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run pack-miles to its end and return what it said; `more` are variables of its environment."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=LIMIT, env=environment(), check=False
+        command(*arguments), capture_output=True, text=True, timeout=LIMIT, env=environment(**more), check=False
     )
 
 

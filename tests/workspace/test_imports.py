@@ -43,6 +43,7 @@ WITH_TORCH = {
     "core/model",
     "core/replay",
     "core/sharding",
+    "core/weights",
     "miles/steps",
     "training/actor",
     "training/checkpoint",

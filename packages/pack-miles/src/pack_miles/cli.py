@@ -233,13 +233,15 @@ def _report(given: Namespace) -> int:
 
 
 def _audit(given: Namespace) -> int:
-    from pack_miles.contract.audit import audit
+    from pack_miles.contract.audit import audit, endings
     from pack_miles.contract.log import read_logs
 
     logs = read_logs(given.logs)
     violations = audit(logs)
     for problem in [problem for log in logs for problem in log.problems if problem not in log.corrupt]:
         sys.stdout.write(f"note: {problem}\n")  # a line an interrupted process tore; the rest is read
+    for ending in endings(logs):
+        sys.stdout.write(f"note: {ending}\n")
     for violation in violations:
         sys.stdout.write(f"{violation}\n")
     count = counted(len(violations), "violation") if violations else "no violations"

@@ -25,7 +25,6 @@ from pack_miles.miles.options import read_settings
 from pack_miles.miles.plan import Ordering, order_samples
 from pack_miles.miles.refusals import refuse_settings
 from pack_miles.miles.rewards import Rewards, grouped_rewards, miles_rewards
-from pack_miles.miles.samples import whole_field
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def reorder_samples(args: Any, groups: list[list[Any]]) -> None:
         return
     refuse_settings(settings)
     samples = _flat(groups)
-    ordering = order_samples(settings, samples)
+    ordering = order_samples(settings, samples, groups=groups)
     _tell(ordering, settings.log_path)
     left = iter([samples[place] for place in ordering.order])
     for group in groups:
@@ -90,16 +89,6 @@ def reorder_and_normalize(args: Any, samples: list[Any]) -> Rewards:
 def _flat(groups: list[list[Any]]) -> list[Any]:
     if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
         raise InputError("the collection is no list of lists of samples; give what MILES' rollout functions return")
-    for number, group in enumerate(groups):
-        prompts = [
-            None if isinstance(sample, list) else whole_field(sample, "group_index", place)
-            for place, sample in enumerate(group)
-        ]
-        if len(set(prompts)) > 1:
-            raise InputError(
-                f"group {number} holds samples of group_index {sorted(set(map(str, prompts)))}, and one group answers "
-                "one prompt; let nothing else reorder samples before this hook"
-            )
     return [sample for group in groups for sample in group]
 
 

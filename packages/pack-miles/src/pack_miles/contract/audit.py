@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pack_miles.contract.audit_balance import balances, orders
 from pack_miles.contract.audit_updates import normalizations, packings, plans
 from pack_miles.contract.events import Checkpoint, Optimizer, RunFailed, RunFinished, RunStarted, ScoringCheck
-from pack_miles.contract.facts import Facts, counted, has_finished, read_facts, unequal
+from pack_miles.contract.facts import Facts, counted, has_finished, read_facts, status, unequal
 from pack_miles.contract.log import Log, RunLogs, runs_of
 
 Rule = Callable[[Facts], Iterator[str]]
@@ -33,10 +33,25 @@ def audit(logs: Sequence[Log]) -> list[str]:
 
 def _audit_run(run: RunLogs) -> list[str]:
     facts = read_facts(run)
-    violations = [violation for rule in (_files, _starts) for violation in rule(facts)]
+    violations = [violation for rule in (_files, _starts, _anything) for violation in rule(facts)]
     if set(facts.ranks) != set(range(facts.run.start.world_size if facts.run.start else 0)):
         return violations
     return [*violations, *(violation for rule in RULES for violation in rule(facts))]
+
+
+def endings(logs: Sequence[Log]) -> list[str]:
+    """Return of every run that did not finish how it ended, and how many updates were audited all the same.
+
+    >>> endings([])
+    []
+    """
+    runs = runs_of(logs)
+    told = []
+    for run in runs:
+        if (how := status(run)) != "finished":
+            updates = counted(len(read_facts(run).updates), "complete update")
+            told.append(f"{run.directory}: {how}; {updates} audited" if len(runs) > 1 else f"{how}; {updates} audited")
+    return told
 
 
 def _files(facts: Facts) -> Iterator[str]:
@@ -70,6 +85,11 @@ def _starts(facts: Facts) -> Iterator[str]:
     for back in range(1, min(map(len, starts.values())) + 1):
         for what in ("configuration_digest", "world_size", "expert_parallel_size", "completed_steps", "resumed"):
             yield from unequal(f"run_started: {what}", {r: getattr(own[-back], what) for r, own in starts.items()})
+
+
+def _anything(facts: Facts) -> Iterator[str]:
+    if not facts.updates:
+        yield f"no update is complete on every rank, so nothing was proven; the run: {status(facts.run)}"
 
 
 def _resumes(facts: Facts) -> Iterator[str]:

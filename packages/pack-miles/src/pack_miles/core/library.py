@@ -48,6 +48,7 @@ NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "Flash4Backend": ("olmo_core.nn.attention.backend", "FlashAttention4Backend"),
         "dispatch_flash_4": ("olmo_core.nn.attention.flash_attn_api", "dispatch_flash_attn_4"),
         "RotaryEmbedding": ("olmo_core.nn.rope", "RotaryEmbedding"),
+        "CheckpointReader": ("olmo_core.distributed.checkpoint.filesystem", "RemoteFileSystemReader"),
         "RouterV2": ("olmo_core.nn.moe.v2.router", "MoERouterV2"),
         "router_get_top_k": ("olmo_core.nn.moe.v2.router", "MoERouterV2.get_top_k"),
         "GatingFunction": ("olmo_core.nn.moe.router", "MoERouterGatingFunction"),

@@ -30,6 +30,8 @@ def build_core(
     recompute: bool = False,
     max_tokens: int | None = None,
     seed: int | None = None,
+    lb_loss_weight: float | None = None,
+    z_loss_weight: float | None = None,
 ) -> Any:
     """Return an OLMo-core model built on a device, its weights drawn from the configuration's `init_seed`.
 
@@ -40,6 +42,8 @@ def build_core(
         recompute: keep no activations inside a block and run it again in the backward.
         max_tokens: of the longest row, to prepare rotary tables for.
         seed: of the weights, in place of the configuration's `init_seed`.
+        lb_loss_weight: of the routers' load-balancing loss, in place of the configuration's; 0 turns it off.
+        z_loss_weight: of the routers' z-loss, as above.
 
     Raises:
         InputError: OLMo-core is not the one driven here, or the configuration is none of its own or does not build.
@@ -57,6 +61,7 @@ def build_core(
         config.init_seed = seed
     if attention is not None:
         _choose_attention(config, attention)
+    _weigh_losses(config, {"lb_loss_weight": lb_loss_weight, "z_loss_weight": z_loss_weight})
     routed = hasattr(config, "recompute_each_block")
     if recompute and routed:
         config.recompute_each_block = True
@@ -92,11 +97,26 @@ def _choose_attention(config: Any, attention: str) -> None:
     if attention == "flash_4":
         check_flash_4(library)
     backend = library.BackendName("torch" if attention == "segment" else attention)
-    blocks = list(config.block.values()) if isinstance(config.block, dict) else [config.block]
-    for block in [*blocks, *(config.block_overrides or {}).values()]:
+    for block in _block_configs(config):
         if isinstance(block.sequence_mixer, library.AttentionConfig):
             block.sequence_mixer.backend = backend
             block.sequence_mixer.use_flash = None
+
+
+def _weigh_losses(config: Any, weights: Mapping[str, float | None]) -> None:
+    """Set the weights that are given in every router's configuration; 0 is how Core's own has none."""
+    routers = [getattr(block, "routed_experts_router", None) for block in _block_configs(config)]
+    found = [router for router in routers if router is not None]
+    for name, weight in weights.items():
+        if weight and not found:
+            raise InputError(f"{name} = {weight:g} but no layer has routed experts; leave it out for a dense model")
+        for router in found if weight is not None else ():
+            setattr(router, name, weight or None)
+
+
+def _block_configs(config: Any) -> list[Any]:
+    blocks = list(config.block.values()) if isinstance(config.block, dict) else [config.block]
+    return [*blocks, *(config.block_overrides or {}).values()]
 
 
 class CoreModel(nn.Module):

@@ -27,7 +27,6 @@ class ModelLayout:
         top_k: experts a token is sent to.
         dense_layers: layers that do not route.
         selected: the layers to count, under the stride.
-        emo: options of EMO routing that the configuration sets.
     """
 
     layers: int
@@ -35,7 +34,6 @@ class ModelLayout:
     top_k: int
     dense_layers: tuple[int, ...]
     selected: tuple[int, ...]
-    emo: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=8)
@@ -70,8 +68,16 @@ def model_layout(checkpoint: str | Path, stride: int = 1) -> ModelLayout:
     dense = read.get("dense_layers_indices")
     dense = [0] if dense is None else dense  # as OLMo-core's own class of this configuration fills it in
     how = _recording(path, layers, experts, top_k, dense, stride)
-    emo = tuple(sorted(name for name, value in read.items() if name.startswith("emo_") and value is not None))
-    return ModelLayout(layers, experts, top_k, tuple(sorted(set(dense))), how.selected, emo)
+    return ModelLayout(layers, experts, top_k, tuple(sorted(set(dense))), how.selected)
+
+
+def layout_error(checkpoint: str | Path, stride: int = 1) -> str:
+    """Return why the experts of a checkpoint cannot be counted, "" when they can."""
+    try:
+        model_layout(checkpoint, stride)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _recording(path: Path, layers: int, experts: int, top_k: int, dense: Any, stride: int) -> Recording:

@@ -11,6 +11,7 @@ import attrs
 from pack_miles.errors import InputError
 from pack_miles.miles.samples import read_field
 from pack_miles.settings.options import Section, option
+from pack_miles.settings.sections import MODEL_FILES, Miles
 
 Seam = Literal["groups", "rewards"]
 
@@ -46,17 +47,28 @@ class Core(Section):
 
 NAMES = tuple(field.name for field in attrs.fields(Core))
 
+#: What rows of the table call an option of MILES -> its flag.
+FLAGS = {f"miles.{field.name}": f"--{field.name.replace('_', '-')}" for field in attrs.fields(Miles)} | {
+    "run.ranks": "actor_num_nodes x actor_num_gpus_per_node"
+}
+
 #: Options of the trainer that are spelt almost as one above.
 NEIGHBOURS = frozenset({"router_z_loss_weight"})
 
 
 @attrs.frozen
 class Settings:
-    """Core's options, MILES' arguments, and which of the two seams they were read at."""
+    """Core's options, MILES' arguments, and which of the two seams they were read at.
+
+    `written` says what a message calls an option. `starting` is whether MILES runs, so that the files its arguments
+    name are on this machine; otherwise those that are not here are not judged.
+    """
 
     core: Core
     args: Any = attrs.field(repr=False)
     seam: Seam
+    written: Mapping[str, str] = attrs.field(default=FLAGS, repr=False)
+    starting: bool = True
 
     @property
     def counts_experts(self) -> bool:
@@ -73,6 +85,15 @@ class Settings:
         """The trainer's data-parallel ranks; 0 where the arguments do not say."""
         nodes, gpus = self.arg("actor_num_nodes"), self.arg("actor_num_gpus_per_node")
         return nodes * gpus if isinstance(nodes, int) and isinstance(gpus, int) else 0
+
+    @property
+    def model_file(self) -> Path | None:
+        """The file that describes the model, None where none is named or, before the start, it is not here."""
+        source = self.arg("hf_checkpoint") or self.arg("model_source")
+        if source is None:
+            return None
+        path = Path(source) if str(source).endswith(MODEL_FILES) else Path(source) / "config.json"
+        return path if self.starting or path.is_file() else None
 
     @property
     def capacity(self) -> int:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-from pack_core import DispatchCounts, Plan, Sample, Search, SearchTrace, Topology, WorkReport, dispatch_counts, plan
-from pack_core import owners as contiguous_owners
+from pack_core import DispatchCounts, Plan, Sample, Search, SearchTrace, Topology, WorkReport, plan
+from pack_core.errors import RoutingError
 
 from pack_miles.contract.events import ExpertSchedule, ScheduledStep
-from pack_miles.errors import InputError
-from pack_miles.miles.layout import model_layout
+from pack_miles.miles.collected import Collected, refuse_collected
 from pack_miles.miles.options import Settings
-from pack_miles.miles.samples import read_field, to_sample, whole_field
 
 #: The three works a search lowers together.
 WORKS = ("critical_work_proxy", "attention_token_work", "attention_pair_work")
@@ -43,7 +41,11 @@ class Ordering:
 
 
 def order_samples(
-    settings: Settings, samples: Sequence[Any], *, clock: Callable[[], float] = time.monotonic
+    settings: Settings,
+    samples: Sequence[Any],
+    *,
+    groups: Sequence[Sequence[Any]] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ordering:
     """Return the order of a collection: complete optimizer batches reordered within themselves, the tail as it is.
 
@@ -52,6 +54,7 @@ def order_samples(
     Args:
         settings: what the arguments say, already found allowed.
         samples: MILES' samples, in arrival order.
+        groups: the same by group, where they came so.
         clock: seconds from any start.
 
     Raises:
@@ -59,70 +62,17 @@ def order_samples(
             rollout, missing or malformed routes, too long for a row. It is named.
     """
     started = clock()
-    check_identities(samples)
-    step = settings.arg("global_batch_size")
-    complete = len(samples) - len(samples) % step
+    collected = Collected(settings, samples, groups)
+    refuse_collected(collected)
+    complete = len(collected.complete)
     if not complete:
         return Ordering(tuple(range(len(samples))), None, started)
-    planned = [to_sample(sample, place) for place, sample in enumerate(samples[:complete])]
-    counts = _counts(settings, samples[:complete], planned) if settings.counts_experts else None
+    planned, counts = collected.planned, collected.counts
+    assert not isinstance(counts, RoutingError)  # that was refused
     counted = clock() - started
-    made = _plan(settings, planned, counts, step, clock)
+    made = _plan(settings, planned, counts, collected.step, clock)
     event = _event(settings, made, planned, len(samples) - complete, counted)
     return Ordering((*made.order, *range(complete, len(samples))), event, started)
-
-
-def check_identities(samples: Sequence[Any]) -> None:
-    """Raise unless every sample is a rollout of its own, with an index of its own and a group.
-
-    Raises:
-        ValueError: naming the sample, what it lacks and what to do.
-
-    >>> check_identities([{"index": 3, "group_index": 0}, {"index": 3, "group_index": 0}])
-    Traceback (most recent call last):
-    pack_miles.errors.InputError: index 3 is that of the samples at places 0 and 1; ...
-    """
-    places: dict[int, int] = {}
-    for place, sample in enumerate(samples):
-        if isinstance(sample, (list, tuple)):
-            raise InputError(
-                f"the sample at place {place} is a {type(sample).__name__}: rollouts of several samples (compact or "
-                "multi-turn) are not supported; turn the reordering off for them"
-            )
-        index = whole_field(sample, "index", place)
-        if (first := places.setdefault(index, place)) != place:
-            raise InputError(
-                f"index {index} is that of the samples at places {first} and {place}; every sample needs an index of "
-                "its own, as MILES' data source numbers them"
-            )
-        whole_field(sample, "group_index", place)
-        if (rollout := read_field(sample, "rollout_id")) is not None:
-            raise InputError(
-                f"sample {index} has rollout_id {rollout!r}: rollouts of several samples (compact or multi-turn) are "
-                "not supported; turn the reordering off for them"
-            )
-
-
-def _counts(settings: Settings, samples: Sequence[Any], planned: Sequence[Sample]) -> DispatchCounts:
-    core = settings.core
-    checkpoint = settings.arg("hf_checkpoint")
-    layout = model_layout(str(checkpoint), core.expert_balance_layer_stride)
-    if layout.emo:
-        raise InputError(
-            f"{checkpoint}: the configuration sets {', '.join(layout.emo)}, and EMO routing takes its documents from "
-            "end-of-sequence tokens, not from the packs; turn core.expert_balanced_packing and packing off for it"
-        )
-    return dispatch_counts(
-        [read_field(sample, "rollout_routed_experts") for sample in samples],
-        [sample.length for sample in planned],
-        layers=layout.layers,
-        experts=layout.experts,
-        top_k=layout.top_k,
-        dense_layers=layout.dense_layers,
-        layer_stride=core.expert_balance_layer_stride,
-        owners=contiguous_owners(layout.experts, core.expert_parallel_size),
-        ids=[sample.id for sample in planned],
-    )
 
 
 def _plan(

@@ -3,7 +3,11 @@
 import json
 from typing import Any
 
+from pack_miles.core.source import largest
+from pack_miles.miles.options import HOOKS, NAMES, Seam, Settings
+from pack_miles.miles.options import Core as HookCore
 from pack_miles.settings.config import Config
+from pack_miles.settings.formats import here
 from pack_miles.settings.sections import MODEL_FILES, OPTIONS
 
 #: Switches that MILES spells by what they turn off.
@@ -18,6 +22,9 @@ OURS = {
     "expert_balance_max_slot_assignments": None,
 }
 
+#: Core options that are left to the trainer's own defaults unless set.
+UNSET = ("router_aux_loss_weight", "router_z_loss_weight")
+
 #: Core options about the order of samples, and those of them that say how to search without routes.
 ORDERING = tuple(
     one.key
@@ -31,9 +38,6 @@ SEARCHED = (
     "expert_balance_guard",
 )
 
-#: The hook by which that trainer reorders a collection.
-REORDER_HOOK = "pack_miles.producer.reorder_samples"
-
 
 def core_options(config: Config) -> dict[str, Any]:
     """Return the resolved Core options, JSON-able; those that only this project knows are left out unless set."""
@@ -41,6 +45,8 @@ def core_options(config: Config) -> dict[str, Any]:
     for name, default in OURS.items():
         if options[name] == default:
             del options[name]
+    for name in [name for name in UNSET if options[name] is None]:
+        del options[name]
     for name in [name for name in options if name not in _ordering(config) and name in ORDERING]:
         del options[name]
     return options
@@ -72,8 +78,37 @@ def miles_options(config: Config) -> dict[str, Any]:
         "load": source if config.model.format == "olmo_core" and not described else None,
         "prompt_data": config.data.prompt_data,
     }
-    hook = {"rollout_sample_filter_path": REORDER_HOOK} if config.core.expert_balanced_packing else {}
-    return {**fixed, **given, **hook, **config.resolved()["miles"]}
+    miles = config.resolved()["miles"]
+    name, path = HOOKS[_seam(config)]
+    if config.pack_order == "balanced" and miles[name] is None:
+        miles[name] = path
+    return {**fixed, **given, **miles}
+
+
+def _seam(config: Config) -> Seam:
+    """Return where the producer hook goes: where the trainer that these arguments are from has it, if it has one."""
+    callback = config.miles.custom_reward_post_process_path == HOOKS["rewards"][1]
+    return "groups" if config.core.expert_balanced_packing and not callback else "rewards"
+
+
+def settings_of(config: Config) -> Settings:
+    """Return what the producer hook would read in the arguments of a configuration, before anything starts."""
+    core = {name: getattr(config.core, name) for name in NAMES if hasattr(config.core, name)}
+    if core["pack_order"] == "arrival" and "core.pack_order" not in config.written:
+        core["pack_order"] = None
+    if core["router_aux_loss_weight"] is None:
+        core["router_aux_loss_weight"] = _auxiliary_weight(config)
+    args = miles_options(config) | {"qkv_format": config.miles.qkv_format, "model_source": config.model.source}
+    return Settings(HookCore(**core), args, _seam(config), config.written, starting=False)
+
+
+def _auxiliary_weight(config: Config) -> float:
+    """Return the weight of the load-balancing loss where the run file leaves it to the model or to MILES' trainer."""
+    if config.model.format == "small":
+        return 0.0
+    if here(config):
+        return largest(config.model.source or "", "lb_loss_weight")
+    return HookCore().router_aux_loss_weight
 
 
 def miles_arguments(config: Config) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pack_miles.errors import counted
+from pack_miles.miles.options import HOOKS
 from pack_miles.settings.config import Config, suggest
 from pack_miles.settings.formats import here, small
 from pack_miles.settings.ordering import ordering_rows
@@ -38,11 +39,25 @@ def _bad_dense(config: Config) -> list[int]:
     return [layer for layer in config.model.dense_layers_indices if layer >= config.model.num_hidden_layers]
 
 
+def _router_losses(config: Config) -> list[str]:
+    names = ("router_aux_loss_weight", "router_z_loss_weight")
+    return [f"core.{name}" for name in names if getattr(config.core, name)]
+
+
+def _callbacks(config: Config) -> list[str]:
+    names = [one.key for one in OPTIONS if one.section == "miles" and one.key.endswith("_path")]
+    return [f"miles.{name}" for name in names if getattr(config.miles, name) is not None]
+
+
+def _hooks(config: Config) -> list[str]:
+    return [f"miles.{name}" for name, path in HOOKS.values() if getattr(config.miles, name) == path]
+
+
 def _apart(config: Config) -> str:
     return "segment" if here(config) else "flash_4 (flash_3, flash_2 on older GPUs)"
 
 
-def _packing_rows() -> Iterator[Refusal]:
+def _packing_rows() -> Iterator[Refusal[Config]]:
     yield Refusal(
         "packing-attention",
         lambda c: c.core.sequence_packing and c.core.attention_backend not in APART,
@@ -53,41 +68,14 @@ def _packing_rows() -> Iterator[Refusal]:
         lambda c: f"set core.attention_backend = {_apart(c)}, or core.sequence_packing = false",
     )
     yield Refusal(
-        "packing-off-limit",
-        lambda c: c.core.packing_max_tokens is not None and not c.core.sequence_packing,
-        lambda c: f"core.packing_max_tokens = {c.core.packing_max_tokens} requires core.sequence_packing = true",
-        lambda c: (
-            "turn packing on, or leave packing_max_tokens out (the flag --core.packing_max_tokens none unsets what a "
-            "file sets)"
-        ),
-    )
-    yield Refusal(
-        "packing-cover",
-        lambda c: c.core.sequence_packing and c.capacity < c.core.max_sequence_length,
-        lambda c: (
-            f"core.packing_max_tokens = {c.capacity} must cover core.max_sequence_length = "
-            f"{c.core.max_sequence_length}: the longest sample has to fit one row"
-        ),
-        lambda c: f"raise packing_max_tokens to {c.core.max_sequence_length}, or lower max_sequence_length",
-    )
-    yield Refusal(
-        "qkv-format",
-        lambda c: c.miles.qkv_format not in (None, c.qkv_format),
-        lambda c: (
-            f"miles.qkv_format = {c.miles.qkv_format!r} contradicts core.sequence_packing = "
-            f"{str(c.core.sequence_packing).lower()}, whose layout is {c.qkv_format!r}"
-        ),
+        "row-layout",
+        lambda c: not c.core.sequence_packing and c.miles.qkv_format == "thd",
+        lambda c: "miles.qkv_format = 'thd' contradicts core.sequence_packing = false, whose layout is 'bshd'",
         lambda c: "leave qkv_format out: it is derived",
     )
-    yield Refusal(
-        "micro-batch",
-        lambda c: c.miles.micro_batch_size != 1,
-        lambda c: f"miles.micro_batch_size = {c.miles.micro_batch_size}: a forward takes one row, never a padded batch",
-        lambda c: "set it to 1, and core.sequence_packing = true for several samples in a row",
-    )
 
 
-def _shape_rows() -> Iterator[Refusal]:
+def _shape_rows() -> Iterator[Refusal[Config]]:
     yield Refusal(
         "ranks-ep",
         lambda c: c.run.ranks % c.core.expert_parallel_size != 0,
@@ -130,15 +118,9 @@ def _shape_rows() -> Iterator[Refusal]:
         lambda c: "miles.n_samples_per_prompt = 1: GRPO has no group to compare a sample with, every advantage is 0",
         lambda c: "take at least 2 samples of a prompt",
     )
-    yield Refusal(
-        "balance-data",
-        lambda c: c.miles.balance_data and c.pack_order == "arrival",
-        lambda c: "miles.balance_data = true is not implemented: another partition would break the stride plan",
-        lambda c: "leave it false; position p of a step goes to rank p % ranks",
-    )
 
 
-def _length_rows() -> Iterator[Refusal]:
+def _length_rows() -> Iterator[Refusal[Config]]:
     yield Refusal(
         "prompt-context",
         lambda c: (c.miles.rollout_max_prompt_len or 0) >= (c.miles.rollout_max_context_len or float("inf")),
@@ -184,7 +166,7 @@ def _length_rows() -> Iterator[Refusal]:
     )
 
 
-def _model_rows() -> Iterator[Refusal]:
+def _model_rows() -> Iterator[Refusal[Config]]:
     yield Refusal(
         "small-attention",
         lambda c: small(c) and c.core.attention_backend not in SMALL_ATTENTION,
@@ -273,7 +255,7 @@ def _model_rows() -> Iterator[Refusal]:
     )
 
 
-def _replay_and_data_rows() -> Iterator[Refusal]:
+def _replay_and_data_rows() -> Iterator[Refusal[Config]]:
     yield Refusal(
         "replay-dense",
         lambda c: small(c) and c.miles.use_rollout_routing_replay and not c.moe_layers,
@@ -287,6 +269,30 @@ def _replay_and_data_rows() -> Iterator[Refusal]:
             "miles.use_rollout_routing_replay = true needs miles.use_miles_router = true, which returns the routes"
         ),
         lambda c: "set use_miles_router = true",
+    )
+    yield Refusal(
+        "routerless-losses",
+        lambda c: small(c) and not c.moe_layers and bool(_router_losses(c)),
+        lambda c: f"{' and '.join(_router_losses(c))} set, but every layer is dense: there is no router",
+        lambda c: "leave them out, or a layer out of dense_layers_indices",
+    )
+    yield Refusal(
+        "idle-hook",
+        lambda c: c.pack_order == "arrival" and bool(_hooks(c)),
+        lambda c: (
+            f"{' and '.join(_hooks(c))} given while core.expert_balanced_packing and core.pack_order leave samples in "
+            "arrival order: nothing is reordered"
+        ),
+        lambda c: "set one of the two, or leave the callback out",
+    )
+    yield Refusal(
+        "callbacks-here",
+        lambda c: here(c) and bool(_callbacks(c)),
+        lambda c: (
+            f"{' and '.join(_callbacks(c))} given in a run that samples and rewards a task itself: MILES' callbacks "
+            "are not called"
+        ),
+        lambda c: "leave them out: core.pack_order and core.expert_balanced_packing reorder samples here, too",
     )
     yield Refusal(
         "data-source",
@@ -327,7 +333,7 @@ def _replay_and_data_rows() -> Iterator[Refusal]:
 
 
 #: Every row, in the order they are told.
-COMBINATIONS: tuple[Refusal, ...] = (
+COMBINATIONS: tuple[Refusal[Config], ...] = (
     *_packing_rows(),
     *_shape_rows(),
     *ordering_rows(),

@@ -16,6 +16,7 @@ from pack_miles.errors import InputError, input_error
 from pack_miles.settings.options import Option, spell
 from pack_miles.settings.sections import (
     GROUPS,
+    LATER,
     MODEL_FILES,
     OPTIONS,
     PLACES,
@@ -113,7 +114,7 @@ class Config:
         """
         resolved = self.resolved()
         for one in OPTIONS:
-            if one.alike:
+            if one.alike or (one.name in LATER and resolved[one.section][one.key] == one.default):
                 del resolved[one.section][one.key]
         if self.pack_order == "arrival":
             # How to search for an order decides nothing where none is searched.
@@ -243,7 +244,9 @@ def _file_values(
 
 
 def _located(one: Option, value: Any, base: Path) -> Any:
-    if value is None or not (one.path or (one.name == "model.source" and value.endswith(MODEL_FILES))):
+    # A model's name may look like a path: it is one where it ends as a file does, or where such a folder is.
+    model = one.name == "model.source" and value and (value.endswith(MODEL_FILES) or (base / value).is_dir())
+    if value is None or not (one.path or model):
         return value
     return str((base / Path(value).expanduser()).resolve())
 

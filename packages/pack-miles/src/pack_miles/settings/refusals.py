@@ -1,15 +1,20 @@
-"""The table of everything that is refused: what the configuration shows, and what only the machine shows."""
+"""The table of everything that is refused: what a run file, MILES' arguments, a machine and samples show."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pack_miles.core.source import source_error
 from pack_miles.errors import counted
+from pack_miles.miles.collected import DATA
+from pack_miles.miles.hosted import HOSTED
+from pack_miles.miles.refusals import RUN
+from pack_miles.settings.arguments import settings_of
 from pack_miles.settings.combinations import COMBINATIONS, SMALL_ATTENTION
 from pack_miles.settings.config import Config
-from pack_miles.settings.formats import core
+from pack_miles.settings.formats import core, here
 from pack_miles.settings.machine import ATTENTION_FUNCTIONS, Machine, holds_run, probe, writable
-from pack_miles.settings.refusal import Refusal, refuse_all
+from pack_miles.settings.refusal import Refusal, refuse_all, told
 from pack_miles.standing import Standing, latest, read
 from pack_miles.tasks import TASKS
 
@@ -22,12 +27,20 @@ FLASH = {
 
 
 def refuse(config: Config) -> None:
-    """Raise every refusal of scope `config` that applies; needs no hardware and no torch.
+    """Raise every refusal of scopes `config` and `arguments` that applies; needs no hardware and no torch.
 
     Raises:
         InputError: listing them all.
     """
-    refuse_all(config, COMBINATIONS)
+    refuse_all(config.file, refused(config))
+
+
+def refused(config: Config) -> list[tuple[str, str]]:
+    """Return code and text of every row that a run file runs into by itself, in the order they are told."""
+    settings = settings_of(config)
+    # A run that samples and trains a task here never meets MILES.
+    rows = RUN if here(config) else (*RUN, *HOSTED)
+    return [*told(COMBINATIONS, config), *told(rows, settings)]
 
 
 def refuse_machine(config: Config, machine: Machine | None = None) -> None:
@@ -36,15 +49,15 @@ def refuse_machine(config: Config, machine: Machine | None = None) -> None:
     Raises:
         InputError: listing them all.
     """
-    refuse_all(config, machine_refusals(probe(config) if machine is None else machine))
+    refuse_all(config.file, told(machine_refusals(probe(config) if machine is None else machine), config))
 
 
-def refusals(machine: Machine) -> tuple[Refusal, ...]:
-    """Return the whole table, as it stands for a machine."""
-    return (*COMBINATIONS, *machine_refusals(machine))
+def table(machine: Machine) -> tuple[Refusal[Any], ...]:
+    """Return the whole table, as it stands for a machine: run files, MILES' arguments, machines, samples."""
+    return (*COMBINATIONS, *RUN, *HOSTED, *machine_refusals(machine), *DATA)
 
 
-def machine_refusals(machine: Machine) -> tuple[Refusal, ...]:
+def machine_refusals(machine: Machine) -> tuple[Refusal[Config], ...]:
     """Return every row of scope `machine`, as they stand for one machine."""
     return (*_hardware_rows(machine), *_extra_rows(machine), *_model_rows(machine), *_start_rows(machine))
 
@@ -65,7 +78,7 @@ def _local_ranks(config: Config, machine: Machine) -> int:
     return machine.local_ranks or config.run.ranks
 
 
-def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
+def _hardware_rows(machine: Machine) -> Iterator[Refusal[Config]]:
     torch = not machine.torch_error  # without it nothing is known of the devices
     here = "compute capability {}.{}".format(*machine.capability) if machine.capability else "no CUDA device"
     yield Refusal(
@@ -113,7 +126,7 @@ def _hardware_rows(machine: Machine) -> Iterator[Refusal]:
     )
 
 
-def _model_rows(machine: Machine) -> Iterator[Refusal]:
+def _model_rows(machine: Machine) -> Iterator[Refusal[Config]]:
     """Yield what of the formats can be planned for MILES but not trained by `train`, and why."""
     yield Refusal(
         "train-format",
@@ -160,7 +173,7 @@ def _model_rows(machine: Machine) -> Iterator[Refusal]:
     )
 
 
-def _extra_rows(machine: Machine) -> Iterator[Refusal]:
+def _extra_rows(machine: Machine) -> Iterator[Refusal[Config]]:
     yield Refusal(
         "ray",
         lambda c: c.run.engine == "ray" and machine.world is None and "ray" not in machine.extras,
@@ -187,7 +200,7 @@ def _extra_rows(machine: Machine) -> Iterator[Refusal]:
     )
 
 
-def _start_rows(machine: Machine) -> Iterator[Refusal]:
+def _start_rows(machine: Machine) -> Iterator[Refusal[Config]]:
     # Another rank may have begun to write before this one looks: only the first judges the folder.
     first = machine.rank in (None, 0)
     yield Refusal(

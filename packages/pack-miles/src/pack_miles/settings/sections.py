@@ -20,7 +20,7 @@ class Model(Section):
     format: Literal["small", "hf", "olmo_core"] = option("small", help="small (built here) or a checkpoint's format")
     source: str | None = option(
         None,
-        help="checkpoint of an hf or olmo_core model; to train olmo_core: .json or .toml file of its configuration",
+        help="checkpoint of an hf or olmo_core model; of the latter also a .json or .toml file of its configuration",
     )
     hidden_size: int = option(64, low=1, help="width of the small model")
     num_hidden_layers: int = option(3, low=1, help="decoder layers, dense ones included")
@@ -103,6 +103,15 @@ class Core(Section):
     attention_backend: Literal["torch", "segment", "flash_2", "flash_3", "flash_4", "te"] = option(
         "torch", also="trainer", help="attention; packing needs one that keeps documents apart"
     )
+    router_aux_loss_weight: float | None = option(
+        None,
+        also="trainer",
+        low=0,
+        help="weight of the routers' load-balancing loss; left out: 0 in the small model, else what its own file says",
+    )
+    router_z_loss_weight: float | None = option(
+        None, also="trainer", low=0, help="weight of the routers' z-loss; left out: as the one above"
+    )
     activation_checkpointing: bool = option(True, also="trainer", help="recompute activations in the backward pass")
     max_policy_lag: int = option(
         0, also="async trainer", low=0, help="optimizer steps a sample may be behind the policy"
@@ -157,6 +166,24 @@ class Miles(Section):
         None, also="trainer", help="layout, derived: thd when packing, bshd otherwise"
     )
     balance_data: bool = option(False, also="trainer", help="MILES' own partition; not possible here")
+    balance_by_flops: bool = option(False, also="trainer", help="MILES' own partition; not possible here")
+    use_dynamic_batch_size: bool = option(False, also="trainer", help="MILES' own packing; not possible here")
+    use_dynamic_global_batch_size: bool = option(
+        False, also="trainer", help="optimizer steps of as many samples as there are; not possible here"
+    )
+    partial_rollout: bool = option(False, also="inference", help="go on with rollouts under newer weights")
+    rollout_sample_filter_path: str | None = option(
+        None, also="inference", help="MILES' callback on finished groups; one place of the producer hook"
+    )
+    custom_reward_post_process_path: str | None = option(
+        None, also="inference", help="MILES' callback on rewards; the other place of the producer hook"
+    )
+    custom_convert_samples_to_train_data_path: str | None = option(
+        None, also="inference", help="MILES' callback that makes training data of samples"
+    )
+    tensor_model_parallel_size: int | None = option(None, also="trainer", low=1, help="1: layers are not cut up")
+    pipeline_model_parallel_size: int | None = option(None, also="trainer", low=1, help="1: a rank has every layer")
+    context_parallel_size: int | None = option(None, also="trainer", low=1, help="1: a rank has whole rows")
     eps_clip: float = option(0.2, also="optimizer trainer", low=0, high=1, below=True, help="lower clip of the ratio")
     eps_clip_high: float = option(0.28, also="optimizer trainer", low=0, help="upper clip of the ratio")
     optimizer: str = option("adam", also="optimizer", help="adam")
@@ -214,6 +241,26 @@ SECTIONS: dict[str, type[Section]] = {
 
 #: Every option once, in the order of the sections.
 OPTIONS: tuple[Option, ...] = tuple(one for name, values in SECTIONS.items() for one in options_of(name, values))
+
+#: Options that came after the first digests were written: left at their defaults they are left out of it, so that a run
+#: that does not ask for them keeps its own.
+LATER = frozenset(
+    f"core.{key}" if key.startswith("router_") else f"miles.{key}"
+    for key in (
+        "router_aux_loss_weight",
+        "router_z_loss_weight",
+        "balance_by_flops",
+        "use_dynamic_batch_size",
+        "use_dynamic_global_batch_size",
+        "partial_rollout",
+        "rollout_sample_filter_path",
+        "custom_reward_post_process_path",
+        "custom_convert_samples_to_train_data_path",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+    )
+)
 
 #: Every dotted name an option may be written under -> the option.
 PLACES: dict[str, Option] = {place: one for one in OPTIONS for place in one.places}

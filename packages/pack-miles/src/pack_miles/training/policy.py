@@ -17,9 +17,10 @@ from pack_miles.core.fitness import check_runs, check_trainable
 from pack_miles.core.model import CoreModel, build_core
 from pack_miles.core.sharding import shard_experts
 from pack_miles.core.source import read_source
+from pack_miles.core.weights import load_weights
 from pack_miles.settings.config import Config
 from pack_miles.settings.geometry import Geometry
-from pack_miles.training.small import SmallPolicy
+from pack_miles.training.small import RouterWeights, SmallPolicy
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -138,29 +139,36 @@ def _small(config: Config, vocabulary: int, device: torch.device, groups: Groups
         dropout=config.model.dropout,
     )
     dtype, seed = DTYPES[config.model.dtype], config.run.seed
+    core = config.core
     if groups is None:
         return SmallPolicy(shape, seed=seed, dtype=dtype, attention="segment").to(device)
     return SmallPolicy(
         shape,
         seed=seed,
         dtype=dtype,
-        attention=config.core.attention_backend,
-        recompute=config.core.activation_checkpointing,
+        attention=core.attention_backend,
+        recompute=core.activation_checkpointing,
         expert_group=groups.expert,
+        router_weights=RouterWeights(core.router_aux_loss_weight or 0.0, core.router_z_loss_weight or 0.0),
     ).to(device)
 
 
 def _core(config: Config, vocabulary: int, device: torch.device, groups: Groups | None = None) -> CoreModel:
     """Return an OLMo-core model; without groups a whole one, which samples rows of several prompts."""
     attention = "segment" if groups is None else config.core.attention_backend
+    source = read_source(config.model.source or "")
     core = build_core(
-        read_source(config.model.source or "").configuration,
+        source.configuration,
         device=device,
         attention=attention,
         recompute=groups is not None and config.core.activation_checkpointing,
         max_tokens=config.capacity,
         seed=config.run.seed,
+        lb_loss_weight=config.core.router_aux_loss_weight,
+        z_loss_weight=config.core.router_z_loss_weight,
     ).to(DTYPES[config.model.dtype])
+    if source.weights is not None:
+        load_weights(core, source.weights)
     if groups is not None:
         shard_experts(core, groups.topology, groups.expert)
     model = CoreModel(

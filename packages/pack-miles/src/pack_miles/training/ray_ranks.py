@@ -104,18 +104,31 @@ def run_actors(function: RankFunction, config: Config, debug: bool, grace: float
     """
     import ray
 
-    actors: list[Any] = []
-    places: list[Place] = []
+    actors: Sequence[Any] = []
+    places: Sequence[Place] = []
     with _connected(ray, config), _room(ray, config, asked) as group:
         try:
             actors = [_actor(ray, config, group, rank) for rank in range(config.run.ranks)]
             found = [actor.place.remote() for actor in actors]
             _ready(ray, found, math.inf, asked)
             places = ray.get(found)
+            # Ray fills places in an order of its own, and a replica's ranks are neighbours: they talk the most.
+            actors, places = zip(*by_node(list(zip(actors, places, strict=True))), strict=True)
             runs = [actor.run.remote(function, rank, config, places[0], debug) for rank, actor in enumerate(actors)]
             return _watch(ray, runs, grace, asked)
         finally:
             _end(ray, actors, places)
+
+
+def by_node(ranks: Sequence[tuple[Any, Place]]) -> list[tuple[Any, Place]]:
+    """Return actors and their places with those of a node side by side, nodes and actors as they first come.
+
+    >>> here, there = (Place(name, "10.0.0.1", pid=1, port=1) for name in ("here", "there"))
+    >>> [actor for actor, _ in by_node([("a", there), ("b", here), ("c", there), ("d", here)])]
+    ['a', 'c', 'b', 'd']
+    """
+    nodes = list(dict.fromkeys(place.node for _, place in ranks))
+    return sorted(ranks, key=lambda rank: nodes.index(rank[1].node))
 
 
 def _ready(ray: ModuleType, wanted: Sequence[Any], seconds: float, asked: Event) -> bool:
