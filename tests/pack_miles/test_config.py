@@ -226,6 +226,7 @@ def test_the_digest_follows_what_a_run_computes_and_nothing_else(tmp_path: Path)
         "run.checkpoint_keep",
         "run.save_rollouts",
         "run.engine",
+        "run.rollout_workers",
         "run.timeout_seconds",
         "miles.num_rollout",
     }

@@ -11,6 +11,7 @@ FIELDS = {
     "run_started": "configuration_digest name world_size expert_parallel_size resumed completed_steps versions "
     "configuration time",
     "rollout": "rollout_id samples reward_mean reward_std reward_min reward_max response_tokens model_tokens seconds",
+    "rollout_groups": "rollout_id groups counts trainer_wait_seconds",
     "plan": "rollout_id record counting_seconds planning_seconds loads_before loads_after",
     "expert_balance": "rollout_id plan_digest layers routed_layers packs_per_rank dispatches skew_mean skew_max "
     "max_slot_assignments critical_work_proxy mismatched_layers",
@@ -20,8 +21,9 @@ FIELDS = {
     "scores": "rollout_id source active_tokens max_abs p50_upper p95_upper p99_upper histogram_upper_edges "
     "histogram_counts groups",
     "scoring_check": "rollout_id active_tokens mean_abs max_abs tokens_above_edge edge tolerance max_tolerance",
-    "optimizer": "rollout_id normalization reduction scoring_pass local_policy_objective clip_fraction gradient_norm "
-    "local_behavior_versions local_microbatches lr_used lr_next optimizer_skipped elapsed_seconds",
+    "optimizer": "rollout_id normalization reduction scoring_pass local_policy_objective clip_fraction "
+    "tis_clip_fraction gradient_norm local_behavior_versions local_microbatches lr_used lr_next optimizer_skipped "
+    "elapsed_seconds",
     "optimizer_rejected": "rollout_id gradient_norm reason",
     "memory": "rollout_id peak_allocated_bytes peak_resident_bytes",
     "checkpoint": "path seconds",

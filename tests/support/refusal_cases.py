@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from support.asynchronous_cases import ASYNCHRONOUS
 from support.miles_config import NODE, SMALL
 
 #: A small run whose routes are replayed.
@@ -336,6 +337,7 @@ RUN_FILE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, A
         {},
     ),
     "optimizer": (NODE, {"miles.optimizer": "sgd"}, "miles.optimizer = 'sgd': only adam", {"miles.optimizer": "adam"}),
+    **ASYNCHRONOUS,
 }
 
 #: Row -> the arguments of MILES that trigger it where a producer hook reads them, and words of what is told.

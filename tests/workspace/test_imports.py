@@ -36,6 +36,8 @@ LAZY = {
 
 #: The modules of pack_miles that run a model; all others must work on a laptop without torch.
 WITH_TORCH = {
+    "asynchronous/source",
+    "asynchronous/worker",
     "core/arguments",
     "core/attention",
     "core/checks",
@@ -51,6 +53,7 @@ WITH_TORCH = {
     "training/collectives",
     "training/column",
     "training/launch",
+    "training/objective",
     "training/observed",
     "training/policy",
     "training/sampling",

@@ -7,6 +7,7 @@ have said is missed where it matters.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from pack_miles.contract.audit_asynchronous import ages, groups
 from pack_miles.contract.audit_balance import balances, orders
 from pack_miles.contract.audit_updates import normalizations, packings, plans
 from pack_miles.contract.events import Checkpoint, Optimizer, RunFailed, RunFinished, RunStarted, ScoringCheck
@@ -187,4 +188,16 @@ def _checks(facts: Facts) -> Iterator[str]:
 
 
 #: The rules for a run of which every rank's log is there.
-RULES: tuple[Rule, ...] = (_resumes, _steps, _ends, normalizations, packings, plans, orders, balances, _checks)
+RULES: tuple[Rule, ...] = (
+    _resumes,
+    _steps,
+    _ends,
+    normalizations,
+    packings,
+    plans,
+    orders,
+    balances,
+    ages,
+    groups,
+    _checks,
+)

@@ -4,34 +4,12 @@ Names and meanings of `step` follow the trainer this contract comes from: some e
 they were written, some the update they belong to. `update` of every event resolves that difference.
 """
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-#: The version of the contract written here and understood by the reader.
-SCHEMA_VERSION = 1
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
-
-
-def _tag(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=_tag, forbid_unknown_fields=True):
-    """What every event carries: who wrote it and when in the run."""
-
-    rank: Count
-    step: Count
-    schema_version: Literal[1] = 1
-
-    @property
-    def update(self) -> int:
-        """The optimizer update, counted from 1, that this event belongs to; of several, the first."""
-        return self.step
+from pack_miles.contract.groups import RolloutGroups
+from pack_miles.contract.line import Amount, Count, Line, Positive
 
 
 class RunStarted(Line, frozen=True, kw_only=True):
@@ -194,6 +172,9 @@ class Normalization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Optimizer(Line, frozen=True, kw_only=True):
     """An update has been applied; `step` = updates completed after it. `elapsed_seconds` excludes the scoring pass.
 
+    `tis_clip_fraction` is the share of active tokens whose importance weight was beyond its limits, None without
+    weights.
+
     Fields of the reference trainer that are absent in this release: `auxiliary_*` and `router_objective`, for the
     router has no auxiliary loss here; `local_pre_optimizer_gradients` and `sampled_model_updates`, for there are no
     diagnostic steps; `published_step`, for weights are published to the sampler once per collection; and
@@ -206,6 +187,7 @@ class Optimizer(Line, frozen=True, kw_only=True):
     scoring_pass: Literal["standalone", "checked", "skipped"]
     local_policy_objective: float
     clip_fraction: float
+    tis_clip_fraction: float | None = None
     gradient_norm: Amount
     local_behavior_versions: tuple[str, ...]
     local_microbatches: Count
@@ -306,6 +288,7 @@ class ExpertSchedule(Line, frozen=True, kw_only=True):
 Event = (
     RunStarted
     | Rollout
+    | RolloutGroups
     | Plan
     | Packing
     | ExpertBalance

@@ -51,6 +51,10 @@ class Facts:
     rebuilt: Mapping[int, Rebuilt]
     finished: bool
 
+    def option(self, section: str, key: str) -> object:
+        """Return an option of the run's configuration; None where it does not say."""
+        return _option(self.run, section, key)
+
     @property
     def packing(self) -> bool:
         """Whether packing was on; taken as on where the configuration does not say."""

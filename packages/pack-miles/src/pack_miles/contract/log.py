@@ -7,7 +7,8 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from pack_miles.contract.events import SCHEMA_VERSION, Event, Optimizer, Packing, Plan, RunStarted
+from pack_miles.contract.events import Event, Optimizer, Packing, Plan, RunStarted
+from pack_miles.contract.line import SCHEMA_VERSION
 from pack_miles.errors import InputError
 
 PATTERN = "training_contract_rank*.jsonl"

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from pack_miles.contract.events import SCHEMA_VERSION, Event
+from pack_miles.contract.events import Event
+from pack_miles.contract.line import SCHEMA_VERSION
 
 #: What the published schema says of itself.
 TITLE = "pack-miles contract events"

@@ -13,6 +13,7 @@ from pack_miles.reporting.balance import Planning
 from pack_miles.reporting.compare import Comparison, told
 from pack_miles.reporting.planning_report import PLANNING_HEADINGS, order_told, planning_figures, planning_rows
 from pack_miles.reporting.summary import Report, RunSummary, summarize
+from pack_miles.reporting.waiting import waiting_told
 
 __all__ = [
     "COUNT_NOTE",
@@ -65,6 +66,9 @@ def print_report(report: Report, console: Console) -> None:
             console.print(_planning_table(run.planning, label))
             for name, text in planning_figures(run, run.planning):
                 console.print(Text(f"{name}: {text}"), soft_wrap=True)
+    for run, label in zip(report.runs, labels(report), strict=True):
+        for name, text in waiting_told(run.waiting) if run.waiting else ():
+            console.print(Text(f"{label}, {name}: {text}"), soft_wrap=True)
     for run in report.runs:
         for problem in run.problems:
             console.print(problem, style="yellow", markup=False)

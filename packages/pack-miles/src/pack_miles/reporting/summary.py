@@ -24,6 +24,7 @@ from pack_miles.contract.facts import missing_ranks, status
 from pack_miles.contract.log import Log, RunLogs, Update, runs_of
 from pack_miles.reporting.balance import Planning, planning_of
 from pack_miles.reporting.shapes import Shapes, shapes_of
+from pack_miles.reporting.waiting import Waiting, waiting_of
 
 OneEvent = TypeVar("OneEvent", bound=Event)
 
@@ -106,6 +107,7 @@ class RunSummary:
     pictures: tuple[PackPicture, ...]
     planning: Planning | None
     shapes: Shapes | None
+    waiting: Waiting | None
     peak_allocated: int | None
     peak_resident: int | None
     log_prob_mean: float | None
@@ -230,6 +232,7 @@ def _summarize(run: RunLogs) -> RunSummary:
         pictures=_pictures(run, updates),
         planning=planning,
         shapes=shapes_of(run.plans(), planning.updates, rollouts, capacity) if planning else None,
+        waiting=waiting_of(events),
         peak_allocated=max(allocated, default=None),
         peak_resident=max((event.peak_resident_bytes for event in memory), default=None),
         log_prob_mean=sum(mean * e.active_tokens for mean, e in differing) / tokens if tokens else None,

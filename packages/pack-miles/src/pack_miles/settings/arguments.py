@@ -78,7 +78,9 @@ def miles_options(config: Config) -> dict[str, Any]:
         "load": source if config.model.format == "olmo_core" and not described else None,
         "prompt_data": config.data.prompt_data,
     }
-    miles = config.resolved()["miles"]
+    miles = dict(config.resolved()["miles"])
+    if not config.miles.use_tis:
+        del miles["tis_clip"], miles["tis_clip_low"]  # they limit nothing
     name, path = HOOKS[_seam(config)]
     if config.pack_order == "balanced" and miles[name] is None:
         miles[name] = path

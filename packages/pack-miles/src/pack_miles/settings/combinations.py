@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pack_miles.errors import counted
 from pack_miles.miles.options import HOOKS
+from pack_miles.settings.asynchronous import asynchronous_rows
 from pack_miles.settings.config import Config, suggest
 from pack_miles.settings.formats import here, small
 from pack_miles.settings.ordering import ordering_rows
@@ -337,6 +338,7 @@ COMBINATIONS: tuple[Refusal[Config], ...] = (
     *_packing_rows(),
     *_shape_rows(),
     *ordering_rows(),
+    *asynchronous_rows(),
     *_length_rows(),
     *_model_rows(),
     *_replay_and_data_rows(),

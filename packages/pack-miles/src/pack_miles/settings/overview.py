@@ -4,10 +4,13 @@ from typing import Any
 
 import attrs
 
+from pack_miles.asynchronous.terms import terms_of
+from pack_miles.errors import counted
 from pack_miles.reporting.forecast import Forecast
 from pack_miles.scoring_pass import decide
 from pack_miles.settings.arguments import core_options, miles_arguments, miles_options
 from pack_miles.settings.config import Config
+from pack_miles.settings.formats import here
 
 
 def shape(config: Config) -> dict[str, int]:
@@ -76,10 +79,25 @@ def areas(config: Config) -> list[tuple[str, str]]:
             f"{config.collection_samples:,} samples a collection in optimizer steps of {config.step_samples:,} "
             f"({config.steps_per_collection} a collection), policy lag up to {core.max_policy_lag}",
         ),
-        ("loss", f"mean over {config.reduction}s, ratio clipped at -{miles.eps_clip:g} and +{miles.eps_clip_high:g}"),
+        *([("rollouts", _rollouts(config))] if miles.fully_async else []),
+        (
+            "loss",
+            f"mean over {config.reduction}s, ratio clipped at -{miles.eps_clip:g} and +{miles.eps_clip_high:g}"
+            + (f", importance weights in [{miles.tis_clip_low:g}, {miles.tis_clip:g}]" if miles.use_tis else ""),
+        ),
         ("scoring", f"{'standalone' if decision.standalone else 'skipped, checked when due'}: {decision.reason}"),
         ("output", config.output.root),
     ]
+
+
+def _rollouts(config: Config) -> str:
+    if not here(config):
+        return "sampled while training, by MILES"
+    ahead = terms_of(config).ahead
+    return (
+        f"sampled while training by {counted(config.run.rollout_workers, 'worker')}, from weights of up to "
+        f"{counted(ahead, 'collection')} before"
+    )
 
 
 def _order(config: Config) -> str:

@@ -159,6 +159,19 @@ class Miles(Section):
     use_rollout_logprobs: bool = option(
         False, also="trainer", help="anchor the ratio at the rollout's log-probabilities"
     )
+    use_tis: bool = option(
+        False,
+        also="trainer async",
+        help="weight tokens by trainer over rollout probability, truncated (importance sampling)",
+    )
+    tis_clip: float = option(2.0, also="trainer async", low=0, help="upper limit of the importance weights")
+    tis_clip_low: float = option(0.0, also="trainer async", low=0, help="lower limit of the importance weights")
+    fully_async: bool = option(
+        False,
+        also="async trainer inference",
+        help="sample while training, at most core.max_policy_lag steps ahead; in a run of this trainer on workers of "
+        "their own",
+    )
     kl_coef: float = option(0.0, also="trainer", low=0, help="KL penalty inside the advantages")
     calculate_per_token_loss: bool = option(True, also="trainer", help="true: mean over tokens; false: over responses")
     grpo_std_normalization: bool = option(False, also="trainer", help="divide advantages by their group's deviation")
@@ -216,6 +229,9 @@ class Run(Section):
         help="who starts the ranks: spawn, as processes of this machine; ray, as actors of the cluster of RAY_ADDRESS "
         "(left out: of one on this machine). Under torchrun neither",
     )
+    rollout_workers: int = option(
+        1, also="async inference", low=1, alike=True, help="Ray actors that sample, with miles.fully_async"
+    )
     backend: Literal["gloo", "nccl"] = option("gloo", help="collectives: gloo on CPU, nccl on GPUs")
     seed: int = option(17, low=0, high=SEEDS, help="seed of the parameters and of dropout")
     checkpoint_every: int = option(0, low=0, alike=True, help="collections between checkpoints; 0: none")
@@ -245,21 +261,14 @@ OPTIONS: tuple[Option, ...] = tuple(one for name, values in SECTIONS.items() for
 #: Options that came after the first digests were written: left at their defaults they are left out of it, so that a run
 #: that does not ask for them keeps its own.
 LATER = frozenset(
-    f"core.{key}" if key.startswith("router_") else f"miles.{key}"
-    for key in (
-        "router_aux_loss_weight",
-        "router_z_loss_weight",
-        "balance_by_flops",
-        "use_dynamic_batch_size",
-        "use_dynamic_global_batch_size",
-        "partial_rollout",
-        "rollout_sample_filter_path",
-        "custom_reward_post_process_path",
-        "custom_convert_samples_to_train_data_path",
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-    )
+    [
+        *(f"core.{key}" for key in ("router_aux_loss_weight", "router_z_loss_weight")),
+        *(f"miles.{key}" for key in ("balance_by_flops", "use_dynamic_batch_size", "use_dynamic_global_batch_size")),
+        *(f"miles.{key}" for key in ("partial_rollout", "rollout_sample_filter_path")),
+        *(f"miles.{key}" for key in ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path")),
+        *(f"miles.{key}_model_parallel_size" for key in ("tensor", "pipeline")),
+        *(f"miles.{key}" for key in ("context_parallel_size", "use_tis", "tis_clip", "tis_clip_low", "fully_async")),
+    ]
 )
 
 #: Every dotted name an option may be written under -> the option.

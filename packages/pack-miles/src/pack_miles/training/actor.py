@@ -19,7 +19,6 @@ from pack_torch import (
     build_batch,
     clip_gradients,
     normalization,
-    policy_loss,
     reduce_gradients,
     response_log_probs,
 )
@@ -34,6 +33,7 @@ from pack_miles.settings.config import Config
 from pack_miles.training import column, scoring
 from pack_miles.training.collectives import RankError, World
 from pack_miles.training.column import ColumnOptions, pack_column, packs_of
+from pack_miles.training.objective import Learned, row_loss
 from pack_miles.training.observed import Planned, Watched, balance_event, differences, executed
 from pack_miles.training.policy import Policy, training_model
 
@@ -168,18 +168,19 @@ class Actor:
         through = training_model(self.model, counts)
         layers, experts = planned.plan.layers, self.model.geometry.experts
         watched = Watched(through, experts, layers) if self.config.core.expert_balanced_packing else None
-        objective, clipped, captured = self._backward(watched or through, batches, counts, mode)
+        learned = self._backward(watched or through, batches, counts, mode)
         gathered = self.world.gather_counts(watched.read(self.config.core.expert_parallel_size)) if watched else []
-        self.world.agreed(lambda: self._refuse(rollout_id, objective, gathered, planned))
-        self._agree_with_rollout(rollout_id, own, captured if mode == "skipped" else _scores(own), mode)
+        self.world.agreed(lambda: self._refuse(rollout_id, learned.objective, gathered, planned))
+        self._agree_with_rollout(rollout_id, own, learned.captured if mode == "skipped" else _scores(own), mode)
         if check:
-            self._check(rollout_id, own, captured)
+            self._check(rollout_id, own, learned.captured)
         reduce_gradients(self.model, self.groups)
         norm = clip_gradients(self.model, self.config.miles.clip_grad, self.groups)
         self._refuse_non_finite(rollout_id, norm)
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         self.completed_steps += 1
+        clipped, truncated = self.world.total([learned.clipped, learned.truncated])
         self.sink.write(
             events.Optimizer(
                 rank=self.world.rank,
@@ -194,8 +195,9 @@ class Actor:
                 ),
                 reduction=self.config.reduction,
                 scoring_pass=mode,
-                local_policy_objective=objective,
-                clip_fraction=self.world.total([clipped])[0] / counts.active_tokens,
+                local_policy_objective=learned.objective,
+                clip_fraction=clipped / counts.active_tokens,
+                tis_clip_fraction=truncated / counts.active_tokens if self.config.miles.use_tis else None,
                 gradient_norm=norm,
                 local_behavior_versions=tuple(versions),
                 local_microbatches=len(batches),
@@ -230,34 +232,22 @@ class Actor:
 
     def _backward(
         self, model: ScoringModel, batches: Sequence[PackedBatch], counts: Normalization, mode: Mode
-    ) -> tuple[float, int, list[Tensor]]:
-        """Run forward and backward over the packs; return the local objective, clipped tokens and log-probabilities."""
-        miles, reduction = self.config.miles, self.config.reduction
+    ) -> Learned:
+        """Run forward and backward over the packs of a step."""
         self.model.train()
         if self.model.stochastic():
             torch.manual_seed(self.config.run.seed + 1_000_003 * self.completed_steps + self.world.rank)
         self.optimizer.zero_grad(set_to_none=True)
-        objective, clipped, captured = 0.0, 0, []
+        objective, clipped, truncated, captured = 0.0, 0, 0, []
         for batch in batches:
-            log_probs = response_log_probs(model, batch, temperature=miles.rollout_temperature)
-            if miles.use_rollout_logprobs:
-                old = batch.concat("rollout_log_probs")
-            else:
-                old = log_probs.detach() if mode == "skipped" else batch.concat("old_log_probs")
-            loss = policy_loss(
-                log_probs,
-                batch,
-                old_log_probs=old,
-                eps_clip=miles.eps_clip,
-                eps_clip_high=miles.eps_clip_high,
-                reduction=reduction,
-            )
-            scaled = loss.numerator / counts.denominator(reduction)
+            log_probs = response_log_probs(model, batch, temperature=self.config.miles.rollout_temperature)
+            loss = row_loss(self.config, log_probs, batch, scored=mode != "skipped")
+            scaled = loss.numerator / counts.denominator(self.config.reduction)
             scaled.backward()  # type: ignore[no-untyped-call]
             objective += float(scaled.detach())
-            clipped += int(loss.clipped)
+            clipped, truncated = clipped + loss.clipped, truncated + loss.truncated
             captured.extend(batch.split(log_probs.detach().cpu()))
-        return objective, clipped, captured
+        return Learned(objective, clipped, truncated, captured)
 
     def _refuse(self, rollout_id: int, objective: float, gathered: Sequence[Tensor], planned: Planned) -> None:
         """Stop before the step where the loss is not finite or, on rank 0, routers did not execute what was planned."""

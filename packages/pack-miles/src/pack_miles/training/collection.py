@@ -42,13 +42,27 @@ def _index(row: RolloutRow) -> int:
 def _sample_share(
     config: Config, task: Task, rollout_id: int, policy: Policy, version: int, world: World
 ) -> list[RolloutRow]:
-    """Return this rank's rows: every prompt group whole, groups dealt out in turn.
+    """Return this rank's rows: every prompt group whole, groups dealt out in turn."""
+    count = config.miles.rollout_batch_size
+    groups = range(rollout_id * count, (rollout_id + 1) * count)
+    return sample_groups(config, task, [one for one in groups if one % world.size == world.rank], policy, version)
 
-    Each sample draws from a seed of its own, so the number of ranks changes who samples it and nothing else.
+
+def sample_groups(config: Config, task: Task, groups: Sequence[int], policy: Policy, version: int) -> list[RolloutRow]:
+    """Return the rows of prompt groups, every group whole.
+
+    Each prompt and each sample draws from a seed of its own, so it matters to nothing else who samples a group, when,
+    and with which others.
+
+    Args:
+        config: the run's.
+        task: what is asked, and what an answer earns.
+        groups: their numbers, counted through the whole run.
+        policy: the weights to sample from, with all experts on this rank.
+        version: the optimizer updates these weights have seen.
     """
     miles, seed = config.miles, config.data.seed
-    groups = range(rollout_id * miles.rollout_batch_size, (rollout_id + 1) * miles.rollout_batch_size)
-    own = [group for group in groups if group % world.size == world.rank for _ in range(miles.n_samples_per_prompt)]
+    own = [group for group in groups for _ in range(miles.n_samples_per_prompt)]
     indices = [group * miles.n_samples_per_prompt + n % miles.n_samples_per_prompt for n, group in enumerate(own)]
     prompts = {group: task.prompt(Random(_seed(seed, "prompt", group))) for group in own}
     draws = [_draws(_seed(seed, "sample", index), miles.rollout_max_response_len) for index in indices]

@@ -28,6 +28,7 @@ from rich.console import Console
 from torch.multiprocessing.spawn import start_processes
 
 from pack_miles import standing
+from pack_miles.asynchronous.post import Post
 from pack_miles.contract.sink import ContractSink, contract_path
 from pack_miles.errors import InputError
 from pack_miles.reporting.progress import Progress
@@ -112,6 +113,8 @@ def actors(config: Config, debug: bool, begun: Path | None) -> int:
             with _heard(signal.SIGINT), _heard(signal.SIGTERM), suppress(Asked):
                 running.result()
             return _stopped(stopped, config, begun)
+    if outcome.about:
+        sys.stdout.write(f"{outcome.about}\n")
     return _status(outcome.statuses, "; ".join(outcome.deaths) or _ending(outcome.statuses), config, begun)
 
 
@@ -204,8 +207,11 @@ def _end_with(parent: int) -> None:
         sys.exit(1)
 
 
-def run_rank(rank: int, config: Config, meeting: str, debug: bool) -> int:
-    """Run one rank in this process and return its exit status; what went wrong is written down and said."""
+def run_rank(rank: int, config: Config, meeting: str, debug: bool, post: Post | None = None) -> int:
+    """Run one rank in this process and return its exit status; what went wrong is written down and said.
+
+    `post` is where an asynchronous run's collections come from.
+    """
     torch.set_num_threads(config.run.threads_per_rank)
     size = config.run.ranks
     shown = config.tracking.progress and rank == 0
@@ -222,7 +228,7 @@ def run_rank(rank: int, config: Config, meeting: str, debug: bool) -> int:
                 )
             with Progress(config.miles.num_rollout, shown) as progress:
                 clocks = Clocks(time.time, time.perf_counter)
-                train_rank(config, World(rank, size), clocks, sink, progress, _device(rank, config))
+                train_rank(config, World(rank, size), clocks, sink, progress, _device(rank, config), post)
     except Exception as error:
         if debug:
             traceback.print_exc()

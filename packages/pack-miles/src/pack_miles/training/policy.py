@@ -119,10 +119,23 @@ def build_policies(config: Config, vocabulary: int, groups: Groups, device: torc
         check_runs(whole, device)
         frozen: Policy | None = _core(config, vocabulary, device) if config.miles.kl_coef else None
         return Policies(_core(config, vocabulary, device, groups), whole, frozen)
-    # The small model samples on the CPU, where launching its few operations costs least.
-    sampler = _small(config, vocabulary, torch.device("cpu"))
+    sampler = build_sampler(config, vocabulary, device)
     reference = _small(config, vocabulary, device) if config.miles.kl_coef else None
     return Policies(_small(config, vocabulary, device, groups), sampler, reference)
+
+
+def build_sampler(config: Config, vocabulary: int, device: torch.device) -> Policy:
+    """Return a model that samples, with every expert; its weights are to be loaded.
+
+    Args:
+        config: the run's.
+        vocabulary: token ids of the run's task.
+        device: where the training model lives.
+    """
+    if config.model.format == "olmo_core":
+        return _core(config, vocabulary, device)
+    # The small model samples on the CPU, where launching its few operations costs least.
+    return _small(config, vocabulary, torch.device("cpu"))
 
 
 def _small(config: Config, vocabulary: int, device: torch.device, groups: Groups | None = None) -> SmallPolicy:

@@ -1,4 +1,7 @@
-"""Ranks as Ray actors, one a rank in a placement group, as MILES starts its own. Nothing else here imports ray."""
+"""Ranks as Ray actors, one a rank in a placement group, as MILES starts its own. Nothing else here imports ray.
+
+With `miles.fully_async` rollout workers are actors beside them, in the same group.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pack_miles.asynchronous.dealing import Dealer
+from pack_miles.asynchronous.post import Delivery, Post
 from pack_miles.errors import InputError
 from pack_miles.settings.config import Config
 
@@ -31,8 +36,12 @@ GONE = 2.0
 #: Seconds between two looks at whether the run was asked to end.
 LOOK = 0.25
 
-#: What one rank runs: its number, the run, where ranks meet, whether to show tracebacks. Returns an exit status.
-RankFunction = Callable[[int, Config, str, bool], int]
+#: What one rank runs: its number, the run, where ranks meet, whether to show tracebacks, and where rollouts come from.
+#: Returns an exit status.
+RankFunction = Callable[[int, Config, str, bool, Post], int]
+
+#: Threads of a rank whose rollouts come from workers: one trains, one waits for new weights, one takes deliveries.
+THREADS = 3
 
 
 @attrs.frozen
@@ -47,23 +56,39 @@ class Place:
 
 @attrs.frozen
 class Outcome:
-    """How ranks ended: exit status by rank, None for one that did not come to an end, and what Ray says of the dead."""
+    """How ranks ended: exit status by rank, None for one that did not come to an end, and what Ray says of the dead.
+
+    `about` says what became of the work of rollout workers.
+    """
 
     statuses: tuple[int | None, ...]
     deaths: tuple[str, ...]
+    about: str = ""
 
 
 class Rank:
     """One rank's process; Ray makes an actor of it."""
 
+    def __init__(self) -> None:
+        """Begin without rollouts."""
+        self._post = Post()
+
     def place(self) -> Place:
         """Return where this process is."""
-        import ray
+        return place_here()
 
-        node, address = ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return Place(node, address, os.getpid(), int(probe.getsockname()[1]))
+    def published(self) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Return the next weights once they are there, after the collections and optimizer steps they have seen."""
+        publication = self._post.published()
+        return (publication.collections, publication.version), publication.weights
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Take a collection."""
+        self._post.deliver(delivery)
+
+    def fail(self, reason: str) -> None:
+        """Take the news that no further collection will come."""
+        self._post.fail(reason)
 
     def run(self, function: RankFunction, rank: int, config: Config, first: Place, debug: bool) -> tuple[int, str]:
         """Run the rank function as a launcher would have it run; return its exit status and what it said."""
@@ -77,8 +102,18 @@ class Rank:
         if first.address.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with redirect_stderr(io.StringIO()) as said:
-            status = function(rank, config, "env://", debug)
+            status = function(rank, config, "env://", debug, self._post)
         return status, said.getvalue()
+
+
+def place_here() -> Place:
+    """Return where this process is, an actor's."""
+    import ray
+
+    node, address = ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address())
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return Place(node, address, os.getpid(), int(probe.getsockname()[1]))
 
 
 class Asked(Exception):
@@ -106,6 +141,7 @@ def run_actors(function: RankFunction, config: Config, debug: bool, grace: float
 
     actors: Sequence[Any] = []
     places: Sequence[Place] = []
+    dealer: Dealer | None = None
     with _connected(ray, config), _room(ray, config, asked) as group:
         try:
             actors = [_actor(ray, config, group, rank) for rank in range(config.run.ranks)]
@@ -115,8 +151,12 @@ def run_actors(function: RankFunction, config: Config, debug: bool, grace: float
             # Ray fills places in an order of its own, and a replica's ranks are neighbours: they talk the most.
             actors, places = zip(*by_node(list(zip(actors, places, strict=True))), strict=True)
             runs = [actor.run.remote(function, rank, config, places[0], debug) for rank, actor in enumerate(actors)]
-            return _watch(ray, runs, grace, asked)
+            if config.miles.fully_async:
+                dealer = Dealer(ray, config, lambda slot: _worker(ray, config, group, slot), actors)
+            return _watch(ray, runs, grace, asked, dealer)
         finally:
+            if dealer:
+                actors, places = [*actors, *dealer.actors], [*places, *dealer.places]
             _end(ray, actors, places)
 
 
@@ -156,7 +196,7 @@ def _connected(ray: ModuleType, config: Config) -> Iterator[None]:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # its report would leave the machine
             ray.init(
                 address="local",
-                num_cpus=config.run.ranks * config.run.threads_per_rank,
+                num_cpus=(config.run.ranks + _workers(config)) * config.run.threads_per_rank,
                 object_store_memory=STORE,
                 include_dashboard=False,
                 _node_ip_address="127.0.0.1",
@@ -169,22 +209,27 @@ def _connected(ray: ModuleType, config: Config) -> Iterator[None]:
 
 @contextmanager
 def _room(ray: ModuleType, config: Config, asked: Event) -> Iterator[Any]:
-    """Hold room for every rank, on as few nodes as possible, until all have ended."""
+    """Hold room for every rank and worker, on as few nodes as possible, until all have ended."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     each = _needs(config)
-    group = placement_group([each] * config.run.ranks, strategy="PACK")
+    workers = f" and run.rollout_workers = {_workers(config)}" if _workers(config) else ""
+    group = placement_group([each] * (config.run.ranks + _workers(config)), strategy="PACK")
     try:
         if not _ready(ray, [group.ready()], config.run.timeout_seconds, asked):
             has = {name: ray.cluster_resources().get(name, 0) for name in each}
             raise InputError(
-                f"Ray found no room for run.ranks = {config.run.ranks} actors of {_told(each)} within "
+                f"Ray found no room for run.ranks = {config.run.ranks}{workers} actors of {_told(each)} within "
                 f"run.timeout_seconds = {config.run.timeout_seconds:g}; the cluster has {_told(has)} in all: "
                 "wait until they are free, take fewer ranks, or add nodes"
             )
         yield group
     finally:
         remove_placement_group(group)
+
+
+def _workers(config: Config) -> int:
+    return config.run.rollout_workers if config.miles.fully_async else 0
 
 
 def _needs(config: Config) -> dict[str, float]:
@@ -198,28 +243,46 @@ def _told(resources: dict[str, float]) -> str:
 
 
 def _actor(ray: ModuleType, config: Config, group: Any, rank: int) -> Any:
+    threads = {"max_concurrency": THREADS} if config.miles.fully_async else {}
+    return ray.remote(**_placed(config, group, rank), **threads)(Rank).remote()
+
+
+def _worker(ray: ModuleType, config: Config, group: Any, slot: int) -> Any:
+    from pack_miles.asynchronous.worker import RolloutWorker
+
+    return ray.remote(**_placed(config, group, config.run.ranks + slot))(RolloutWorker).remote(config)
+
+
+def _placed(config: Config, group: Any, place: int) -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     needs = _needs(config)
-    options = {
+    return {
         "num_cpus": needs["CPU"],
         "num_gpus": needs.get("GPU", 0),
         "max_restarts": 0,  # a rank that starts anew finds no one to meet; a run goes on from its checkpoint
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
     }
-    return ray.remote(**options)(Rank).remote()
 
 
-def _watch(ray: ModuleType, runs: Sequence[Any], grace: float, asked: Event) -> Outcome:
-    """Wait for all ranks to end, and no longer than `grace` once one has failed; say what each said."""
+def _watch(ray: ModuleType, runs: Sequence[Any], grace: float, asked: Event, dealer: Dealer | None) -> Outcome:
+    """Wait for all ranks to end, and no longer than `grace` once one has failed; say what each said.
+
+    Meanwhile rollouts are dealt out, where workers make them.
+    """
     statuses: dict[int, int] = {}
     deaths: list[str] = []
     left, deadline = list(runs), math.inf
     while left and (remaining := deadline - time.monotonic()) > 0:
-        done, left = ray.wait(left, num_returns=1, timeout=min(remaining, LOOK))
+        others = dealer.refs if dealer else []
+        done, _ = ray.wait([*left, *others], num_returns=1, timeout=min(remaining, LOOK))
         if asked.is_set():
             raise Asked
         for run in done:
+            if dealer and run not in left:
+                dealer.heard(run)
+                continue
+            left.remove(run)
             rank = runs.index(run)
             try:
                 statuses[rank], said = ray.get(run)
@@ -229,7 +292,9 @@ def _watch(ray: ModuleType, runs: Sequence[Any], grace: float, asked: Event) -> 
             sys.stderr.write(said)
             if statuses[rank]:
                 deadline = min(deadline, time.monotonic() + grace)
-    return Outcome(tuple(statuses.get(rank) for rank in range(len(runs))), tuple(deaths))
+    return Outcome(
+        tuple(statuses.get(rank) for rank in range(len(runs))), tuple(deaths), dealer.about if dealer else ""
+    )
 
 
 def _cause(error: Exception) -> str:

@@ -17,6 +17,8 @@ from pack_core import Plan, decode, encode
 from pack_torch import build_groups
 
 from pack_miles import standing
+from pack_miles.asynchronous.post import Post
+from pack_miles.asynchronous.source import from_workers
 from pack_miles.contract import events
 from pack_miles.contract.sink import ContractSink, contract_path
 from pack_miles.core.source import read_source
@@ -39,6 +41,10 @@ _OURS = ("pack-core", "pack-torch", "pack-miles", "torch")
 _PACKAGES = {"small": _OURS, "olmo_core": (*_OURS, "ai2-olmo-core")}
 
 
+#: Brings a collection, in arrival order, the same to every rank; all ranks call it together.
+RowSource = Callable[[int], list[RolloutRow]]
+
+
 @attrs.frozen
 class Clocks:
     """The times a run may look at: `now` in unix seconds, `tick` in seconds from any origin."""
@@ -48,9 +54,17 @@ class Clocks:
 
 
 def train_rank(
-    config: Config, world: World, clocks: Clocks, sink: ContractSink, progress: Progress, device: torch.device
+    config: Config,
+    world: World,
+    clocks: Clocks,
+    sink: ContractSink,
+    progress: Progress,
+    device: torch.device,
+    post: Post | None = None,
 ) -> None:
     """Run one rank to the end of the configured collections; every rank of the world must call it.
+
+    `post` is where collections come from with `miles.fully_async`.
 
     Raises:
         RankError: on every rank, for what went wrong on any.
@@ -62,7 +76,8 @@ def train_rank(
         task = TASKS[str(config.data.task)]
         actor, policy = build(config, task, world, sink, clocks.tick, device)
         with tracking(config, world, sink) as tracker:
-            _train(config, task, actor, policy, clocks, progress, tracker)
+            source = _rollouts_of(config, task, actor, policy, clocks, post)
+            _train(config, source, actor, clocks, progress, tracker)
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         sink.write(events.RunFailed(rank=world.rank, step=actor.completed_steps if actor else 0, error=told))
@@ -97,11 +112,21 @@ def _source(config: Config) -> str:
     return read_source(config.model.source or "").digest if config.model.format == "olmo_core" else ""
 
 
+def _rollouts_of(
+    config: Config, task: Task, actor: Actor, policy: Policy, clocks: Clocks, post: Post | None
+) -> RowSource:
+    """Return what brings a collection to every rank: rollout workers, or else the ranks themselves."""
+    if not config.miles.fully_async:
+        return lambda rollout_id: _sample(config, task, rollout_id, actor, policy)
+    if post is None:
+        raise ValueError("miles.fully_async = true, but nobody deals rollouts out to this rank; start it on Ray")
+    return lambda rollout_id: from_workers(config, rollout_id, actor, post, clocks.tick)
+
+
 def _train(
     config: Config,
-    task: Task,
+    source: RowSource,
     actor: Actor,
-    policy: Policy,
     clocks: Clocks,
     progress: Progress,
     tracker: Tracker | None,
@@ -112,7 +137,7 @@ def _train(
     sink.write(_started(config, world, actor, clocks))
     progress.begin(first)
     for rollout_id in range(first, config.miles.num_rollout):
-        rows = _collect(config, task, rollout_id, actor, policy, clocks)
+        rows = _collect(config, source, rollout_id, actor, clocks)
         chosen, loads = _plan(config, rollout_id, rows, actor, clocks)
         gains = advantages(config, rows)
         # The stride partition: position p of the order is rank p % ranks' sample at place p // ranks.
@@ -154,13 +179,16 @@ def build(
     return actor, policies.sampler
 
 
-def _collect(
-    config: Config, task: Task, rollout_id: int, actor: Actor, policy: Policy, clocks: Clocks
-) -> list[RolloutRow]:
-    """Return the collection sampled from the actor's weights as they are, on every rank; rank 0 writes it down."""
-    begin = clocks.tick()
+def _sample(config: Config, task: Task, rollout_id: int, actor: Actor, policy: Policy) -> list[RolloutRow]:
+    """Return the collection sampled by all ranks from the actor's weights as they are."""
     policy.load_full_state(actor.model.full_state())
-    rows = collect(config, task, rollout_id, policy, actor.completed_steps, actor.world)
+    return collect(config, task, rollout_id, policy, actor.completed_steps, actor.world)
+
+
+def _collect(config: Config, source: RowSource, rollout_id: int, actor: Actor, clocks: Clocks) -> list[RolloutRow]:
+    """Return the collection, on every rank; rank 0 writes it down."""
+    begin = clocks.tick()
+    rows = source(rollout_id)
     if actor.world.rank == 0:
         actor.sink.write(describe(rows, rollout_id, actor.completed_steps, clocks.tick() - begin))
         if config.run.save_rollouts:
