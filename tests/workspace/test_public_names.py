@@ -10,14 +10,15 @@ import pytest
 
 PACK_CORE = """
     Bounds Certificate CountError DispatchCounts LengthError Lengths PackError Packing Plan RecordError RoutingError
-    Sample Schedule Search SearchTrace Topology TopologyError Work WorkReport as_lengths bounds certify decode digest
-    dispatch_counts dispatch_loads encode equalize fold headroom owners pack plan rebuild record samples_of schedule
-    verify work
+    Sample Schedule Search SearchTrace Topology TopologyError Work WorkReport as_lengths bounds certify decode
+    digest dispatch_counts dispatch_loads encode equalize fold headroom owners pack plan rebuild record samples_of
+    schedule verify work
 """
 
 PACK_CORE_STREAM = """
-    BestFit Binned Choice ConcatSplit Counts Document Documents FirstFit LengthGrouped LongestFirst NextFit Part Room
-    STRATEGIES Strategy StreamOptions StreamPack StreamState Tally Waiting finish open_stream packs_of push push_many
+    BestFit Binned Choice ConcatSplit Counts Document Documents FirstFit LengthGrouped LongestFirst NextFit Part
+    Room STRATEGIES Strategy StreamOptions StreamPack StreamState Tally Waiting finish open_stream packs_of push
+    push_many
 """
 
 PACK_TORCH = """
@@ -25,11 +26,11 @@ PACK_TORCH = """
     ModelOutput Multimodal Normalization Pack PackCollator PackedBatch PolicyLoss Preference PreferenceLoss Rollout
     RouterLoss SampleMetrics Sft SharedPrompt SmallModel StreamPacker TokenLoss available batch_log_probs block_mask
     build_batch build_groups build_pack check_routes choose_attention chunked_log_probs clip_gradients
-    document_causal_mask dpo_loss entropy_bonus full_gradients full_state gated_delta_rule get_attention gradient_norm group_sizes
-    grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty load_balancing_loss load_full_state
-    mask_function normalization pack_routes policy_loss reduce_gradients reduce_tokens response_log_probs
-    router_z_loss sample_metrics scored_rows scored_targets sft_loss short_convolution split_row target_log_probs
-    token_kl total_metrics truncate_row
+    document_causal_mask dpo_loss entropy_bonus full_gradients full_state gated_delta_rule get_attention
+    gradient_norm group_sizes grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty
+    load_balancing_loss load_full_state mask_function normalization pack_routes policy_loss reduce_gradients
+    reduce_tokens response_log_probs router_z_loss sample_metrics scored_rows scored_targets sft_loss
+    short_convolution split_row target_log_probs token_kl total_metrics truncate_row
 """
 
 PACK_MILES = """
