@@ -99,10 +99,10 @@ def core(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """Run ranks as actors of a real Ray, and follow a run with the real client of W&B; neither leaves this machine."""
+    """Use what the extras bring, all on this machine: a real Ray, Hugging Face datasets, the real client of W&B."""
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
-    session.install(TORCH, "ray==2.60.0", "wandb==0.31.0", "jsonschema")
-    offline = {"WANDB_MODE": "offline", "RAY_USAGE_STATS_ENABLED": "0"}
+    session.install(TORCH, "ray[data]==2.60.0", "datasets", "pyarrow>=18", "wandb==0.31.0", "jsonschema")
+    offline = {"WANDB_MODE": "offline", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
     session.run("pytest", "tests/extras", *session.posargs, env=THREADS | offline)
 
 
@@ -151,3 +151,26 @@ def bench_balancing(session: nox.Session) -> None:
     session.install("-q", "--no-deps", "miles-rl==0.0.2", "verl==0.9.1")  # one module of each is read
     session.run("python", "benchmarks/balancing.py", *session.posargs, env=os.environ | THREADS)
     session.run("python", "benchmarks/counting.py", env=os.environ | THREADS)
+
+
+@nox.session(default=False)
+def bench_offline(session: nox.Session) -> None:
+    """Measure packing of a whole dataset beside TRL's, and the planner's memory."""
+    session.install("-q", *editable(["pack-core", "pack-torch"]), TORCH, "transformers==5.24.0", "trl==1.16.0")
+    session.install("-q", "datasets", "pyarrow>=18", "rich")
+    session.run("python", "benchmarks/offline.py", *session.posargs, env=os.environ | THREADS)
+    session.run("python", "benchmarks/offline.py", "--memory", env=os.environ | THREADS)
+
+
+@nox.session(default=False)
+def bench_sweep(session: nox.Session) -> None:
+    """Sweep expert parallel degree and pack budget on the small model."""
+    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"))
+    session.run("python", "benchmarks/sweep.py", *session.posargs, env=os.environ | THREADS)
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Stream ten million lengths through a packer; memory must grow by less than 10 MB after the first million."""
+    session.install("-q", *editable(["pack-core"]))
+    session.run("python", "scripts/soak.py", *session.posargs, env=THREADS)

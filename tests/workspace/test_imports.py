@@ -18,6 +18,8 @@ ALLOWED = {
 #: Module -> the outsiders that it alone may import, and only inside functions: whoever lacks them loses one function.
 ADAPTERS = {
     ("pack_torch", "flash"): {"flash_attn", "flash_attn_interface"},
+    ("pack_torch", "cli"): {"rich"},
+    ("pack_torch", "offline/picture"): {"matplotlib"},
     ("pack_miles", "miles/samples"): {"numpy"},
     ("pack_miles", "training/ray_ranks"): {"ray"},
     ("pack_miles", "training/weights_and_biases"): {"wandb"},
@@ -32,6 +34,19 @@ LAZY = {
     ("pack_core", "search/reference/loop"): {"numpy"},
     ("pack_core", "search/reference/proposals"): {"numpy"},
     ("pack_core", "search/reference/state"): {"numpy"},
+    ("pack_torch", "offline"): set(),
+    ("pack_torch", "offline/advice"): set(),
+    ("pack_torch", "offline/columns"): {"pyarrow"},
+    ("pack_torch", "offline/datasets"): {"datasets", "pyarrow"},
+    ("pack_torch", "offline/drawing"): set(),
+    ("pack_torch", "offline/files"): {"msgspec", "pyarrow"},
+    ("pack_torch", "offline/formats"): {"msgspec", "pyarrow"},
+    ("pack_torch", "offline/layout"): set(),
+    ("pack_torch", "offline/packed"): {"pyarrow"},
+    ("pack_torch", "offline/picture"): {"matplotlib"},
+    ("pack_torch", "offline/ray_data"): {"pyarrow", "ray"},
+    ("pack_torch", "offline/sources"): {"pyarrow"},
+    ("pack_torch", "offline/writing"): set(),
 }
 
 #: The modules of pack_miles that run a model; all others must work on a laptop without torch.

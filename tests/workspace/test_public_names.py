@@ -6,6 +6,7 @@ import pack_core
 import pack_core.stream
 import pack_miles
 import pack_torch
+import pack_torch.offline
 import pytest
 
 PACK_CORE = """
@@ -33,6 +34,11 @@ PACK_TORCH = """
     short_convolution split_row target_log_probs token_kl total_metrics truncate_row
 """
 
+OFFLINE = """
+    Advice DatasetError Files Layout Losses PackedRows Recipe Rows Trial Written advise find_files lay_out pack_dataset
+    pack_source to_dataset write_rows
+"""
+
 PACK_MILES = """
     Config Forecast InputError RolloutRow ScoringPass decide forecast load_config read_rows refuse refuse_machine
     to_samples write_rows
@@ -53,6 +59,7 @@ WITHOUT_EXAMPLE = """
         (pack_core, PACK_CORE),
         (pack_core.stream, PACK_CORE_STREAM),
         (pack_torch, PACK_TORCH),
+        (pack_torch.offline, OFFLINE),
         (pack_miles, PACK_MILES),
     ],
 )
