@@ -79,7 +79,7 @@ def peers(session: nox.Session) -> None:
     """Compare with other projects' packages, installed from the index in an environment of their own."""
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
     # MILES' wheel declares twenty heavy packages; the modules asked here need only these.
-    session.install("--no-deps", "miles-rl==0.0.2")
+    session.install("--no-deps", "miles-rl==0.0.2", "verl==0.9.1")  # of verl, one module
     session.install("httpx", "packaging", "pydantic", "pyyaml", "tqdm")
     session.install(TORCH, "transformers==5.24.0", "trl==1.16.0")  # in one call, so that none brings its own torch
     offline = {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}

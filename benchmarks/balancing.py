@@ -20,8 +20,9 @@ from types import ModuleType
 
 import numpy as np
 from pack_core import Plan, Sample, Search, Work, dispatch_counts, owners, plan, record, schedule, work
+from pack_core.filling import dealt as dealt_evenly
 from pack_core.kernels.loads import kernel_of
-from pack_core.search.construct import by_length, full
+from pack_core.search.construct import full
 from pack_core.search.layout import Layout, Rules, Swap
 from rich.console import Console
 from rich.table import Table
@@ -113,7 +114,7 @@ def dealt(case: Workload, partition: Callable[[list[int], int], list[list[int]]]
     """Return the work of a partition into equal shares, packed as the trainer packs it."""
     columns = partition(case.lengths.tolist(), case.topology.ranks)
     order = [index for row in zip(*columns, strict=True) for index in row]
-    laid = schedule(case.lengths, order, topology=case.topology, capacity=case.capacity)
+    laid = schedule(case.lengths, case.topology.ranks, case.capacity, order=order)
     return work(laid, case.lengths, case.capacity, case.counts)
 
 
@@ -169,7 +170,7 @@ def scoring() -> Table:
     case = large(512, 16, 8, 48)
     rules = Rules(16, case.capacity, "tokens", None)
     lengths = case.lengths.tolist()
-    layout = Layout(full(by_length(lengths, 16), lengths, rules), lengths, rules)
+    layout = Layout(full(dealt_evenly(lengths, 16), lengths, rules), lengths, rules)
     random = Random(0)
     pairs = [tuple(random.sample(range(512), 2)) for _ in range(12_000)]
     swaps = [

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_core import Plan, Sample, Search, Topology, TopologyError, headroom, plan, verify
+from pack_core.filling import dealt as by_length
 from pack_core.kernels.loads import kernel_of
-from pack_core.search.construct import by_experts, by_length, full, level
+from pack_core.search.construct import by_experts, full, level
 from pack_core.search.layout import Rules
 from support.search_oracles import (
     dispatch,

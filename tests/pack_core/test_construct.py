@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from pack_core import Search
+from pack_core.filling import dealt as by_length
 from pack_core.kernels.loads import kernel_of
-from pack_core.search.construct import by_experts, by_length, full, level
+from pack_core.search.construct import by_experts, full, level
 from pack_core.search.guard import Standing, standing, worse
 from pack_core.search.improve import _baseline, _Candidate
 from pack_core.search.layout import Layout, Rules

@@ -217,9 +217,7 @@ def test_a_state_holds_the_packs_of_schedule(seed: int, equalize: str, cap: int 
     state = build(block, rng.permutation(24).tolist())
     for _ in range(4):
         state, _ = swapped(block, state, *rng.choice(24, 2, replace=False).tolist())
-        planned = schedule(
-            lengths, state.order, topology=block.topology, capacity=40, equalize=equalize, max_documents=cap
-        )
+        planned = schedule(lengths, 4, 40, order=state.order, equalize=equalize, max_documents=cap)
         held = [
             tuple(
                 tuple(state.order[rank::4][start:stop])
@@ -346,7 +344,7 @@ class Pick:
 def slow_targeted(block: Block, state: State, k: int, near: bool) -> tuple[int, int]:
     """The pair of a targeted attempt whose every draw is the k-th, by plain loops."""
     ranks, degree = block.topology.ranks, block.topology.expert_parallel
-    laid = schedule(block.lengths, state.order, topology=block.topology, capacity=block.capacity, equalize="samples")
+    laid = schedule(block.lengths, ranks, block.capacity, order=state.order, equalize="samples")
     where = {}
     for rank, packs in enumerate(laid.packs):
         for p, one in enumerate(packs):

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pack_core import CountError, LengthError, PackError, Topology, schedule
+from pack_core import CountError, LengthError, PackError, schedule
 from support.core_oracles import step_of
 
 
 def packs_of(lengths: list[int], ranks: int, capacity: int, **options: object) -> list[list[list[int]]]:
-    step = schedule(lengths, range(len(lengths)), topology=Topology(ranks), capacity=capacity, **options)  # type: ignore[arg-type]
+    step = schedule(lengths, ranks, capacity, order=range(len(lengths)), **options)  # type: ignore[arg-type]
     return [[list(one) for one in packs] for packs in step.packs]
 
 
@@ -40,7 +40,7 @@ def test_one_document_a_pack_gives_every_rank_its_column() -> None:
 
 
 def test_positions_follow_the_order_given() -> None:
-    step = schedule([10, 20, 30, 40, 50], [4, 0, 3, 1], topology=Topology(2), capacity=90)
+    step = schedule([10, 20, 30, 40, 50], 2, 90, order=[4, 0, 3, 1])
     assert step.packs == (((4, 3),), ((0, 1),))
 
 
@@ -52,20 +52,20 @@ def test_ranks_must_hold_the_same_number(count: int) -> None:
 
 def test_a_sample_in_the_order_twice_is_refused() -> None:
     with pytest.raises(PackError, match="order holds sample 1 at positions 0 and 2"):
-        schedule([1, 1, 1, 1], [1, 0, 1, 2], topology=Topology(2), capacity=10)
+        schedule([1, 1, 1, 1], 2, 10, order=[1, 0, 1, 2])
 
 
 @pytest.mark.parametrize("order", [[0, 4], [-1, 0]])
 def test_an_unknown_sample_in_the_order_is_refused(order: list[int]) -> None:
     with pytest.raises(PackError, match="there are 2 samples, 0 to 1"):
-        schedule([1, 1], order, topology=Topology(2), capacity=10)
+        schedule([1, 1], 2, 10, order=order)
 
 
 def test_a_too_long_sample_is_named() -> None:
     with pytest.raises(LengthError, match=r"sample 'c' \(position 1\) has 99 tokens"):
-        schedule([1, 1, 99], [0, 2], topology=Topology(2), capacity=10, ids=["a", "b", "c"])
+        schedule([1, 1, 99], 2, 10, order=[0, 2], ids=["a", "b", "c"])
     with pytest.raises(LengthError, match=r"sample 2 \(position 1\) has 99 tokens"):
-        schedule([1, 1, 99], [0, 2], topology=Topology(2), capacity=10)
+        schedule([1, 1, 99], 2, 10, order=[0, 2])
 
 
 @given(

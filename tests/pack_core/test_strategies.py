@@ -132,23 +132,33 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=40) | st.lists(st.in
 
 
 @settings(max_examples=300)
-@given(LENGTHS, st.integers(1, 130), st.none() | st.integers(1, 5), st.booleans(), st.booleans())
+@given(
+    LENGTHS,
+    st.integers(1, 130),
+    st.none() | st.integers(1, 5),
+    st.sampled_from([1, 1, 3, 8]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_fitting_strategies_are_the_textbooks_pack_for_pack(
-    lengths: list[int], capacity: int, most: int | None, best: bool, decreasing: bool
+    lengths: list[int], capacity: int, most: int | None, align: int, best: bool, decreasing: bool
 ) -> None:
-    capacity = max([capacity, *lengths])
+    rooms = [-(-length // align) for length in lengths]
+    capacity = max([capacity, *(align * room for room in rooms)])
     strategy = ("best_fit" if best else "first_fit") + "_decreasing" * decreasing
-    expected = fit(lengths, capacity, most, best=best, decreasing=decreasing)
+    expected = fit(rooms, capacity // align, most, best=best, decreasing=decreasing)
     for kernels in KERNELS:
-        found = pack(lengths, capacity=capacity, strategy=strategy, max_documents=most, kernels=kernels)
+        found = pack(lengths, capacity=capacity, strategy=strategy, max_documents=most, align=align, kernels=kernels)
         assert list(found) == expected
 
 
 @pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "first_fit_decreasing", "best_fit_decreasing"])
-@pytest.mark.parametrize("shape", ["narrow", "wide", "long", "equal"])
+@pytest.mark.parametrize("shape", ["narrow", "wide", "long", "half", "equal"])
 def test_four_thousand_documents_are_the_textbooks_too(strategy: str, shape: str) -> None:
     draw = random.Random(f"{strategy} {shape}")
-    low, high = {"narrow": (1, 60), "wide": (1, 1000), "long": (400, 1000), "equal": (330, 330)}[shape]
+    low, high = {"narrow": (1, 60), "wide": (1, 1000), "long": (400, 1000), "half": (501, 1000), "equal": (330, 330)}[
+        shape
+    ]
     lengths = [draw.randint(low, high) for _ in range(4_000)]
     expected = fit(lengths, 1_000, best="best" in strategy, decreasing="decreasing" in strategy)
     for kernels in KERNELS:

@@ -34,7 +34,7 @@ from support.search_oracles import loads_of as slow_loads
 def test_lengths_two_to_nine_on_four_ranks() -> None:
     # One pack a rank: tokens 2+6 3+7 4+8 5+9 = 8 10 12 14, squares 40 58 80 106; the largest rank counts.
     lengths = list(range(2, 10))
-    step = schedule(lengths, range(8), topology=Topology(4, 2), capacity=20)
+    step = schedule(lengths, 4, 20, order=range(8))
     assert work(step, lengths, 20) == Work(
         packs_per_rank=1,
         attention_token_work=14,
@@ -48,7 +48,7 @@ def test_lengths_two_to_nine_on_four_ranks() -> None:
 def test_sixteen_equal_samples() -> None:
     # Four samples of 6 a rank, two a pack: two packs of 12 tokens, 36 + 36 squares.
     lengths = [6] * 16
-    step = schedule(lengths, range(16), topology=Topology(4, 2), capacity=12)
+    step = schedule(lengths, 4, 12, order=range(16))
     assert work(step, lengths, 12) == Work(2, 24, 144, 96, 12, 1.0)
 
 
@@ -208,7 +208,7 @@ def test_expert_figures_are_those_of_nested_loops() -> None:
         ranks, degree = draw.choice([(4, 2), (6, 3), (2, 1), (4, 4)])
         lengths = drawn_lengths(draw, ranks * 4, 20)
         counts = drawn_counts(draw, lengths, draw.randint(1, 3), degree)
-        step = schedule(lengths, range(len(lengths)), topology=Topology(ranks, degree), capacity=40)
+        step = schedule(lengths, ranks, 40, order=range(len(lengths)))
         laid = [[list(one) for one in packs] for packs in step.packs]
         found = work(step, lengths, 40, dispatch(counts))
         assert dispatch_loads(step, dispatch(counts)) == slow_loads(laid, counts, degree)

@@ -186,7 +186,7 @@ def _plan(rollout_id: int, samples: list[Sample], made: Plan, counts: DispatchCo
 
 def _arrival(samples: list[Sample], made: Plan, order: Sequence[int]) -> Schedule:
     lengths = [sample.length for sample in samples]
-    return schedule(lengths, order, topology=made.topology, capacity=made.capacity, equalize=made.equalize)
+    return schedule(lengths, made.topology.ranks, made.capacity, order=order, equalize=made.equalize)
 
 
 def _loads(laid: Schedule, counts: DispatchCounts) -> list[list[list[int]]]:

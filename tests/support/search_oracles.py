@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from pack_core import DispatchCounts, Sample, Topology, schedule
+from pack_core import DispatchCounts, Sample, schedule
 from support.core_oracles import Packs, next_fit, split_by_samples, split_by_tokens
 
 Laid = list[Packs]
@@ -16,8 +16,8 @@ def lay(
 ) -> Laid:
     """The packs of every rank: next-fit of its column, split up to the largest count."""
     if method == "balanced":  # its own tests compare it with brute force
-        options = {"topology": Topology(ranks), "capacity": capacity, "equalize": method, "max_documents": cap}
-        return [[list(one) for one in packs] for packs in schedule(lengths, order, **options).packs]  # type: ignore[arg-type]
+        laid = schedule(lengths, ranks, capacity, order=order, equalize=method, max_documents=cap)
+        return [[list(one) for one in packs] for packs in laid.packs]
     columns = [list(order[rank::ranks]) for rank in range(ranks)]
     held = [[lengths[i] for i in column] for column in columns]
     packed = [next_fit(one, capacity, cap) for one in held]

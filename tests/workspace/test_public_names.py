@@ -11,9 +11,9 @@ import pytest
 
 PACK_CORE = """
     Bounds Certificate CountError DispatchCounts LengthError Lengths PackError Packing Plan RecordError RoutingError
-    Sample Schedule Search SearchTrace Topology TopologyError Work WorkReport as_lengths bounds certify decode
-    digest dispatch_counts dispatch_loads encode equalize fold headroom owners pack plan rebuild record samples_of
-    schedule verify work
+    Sample Schedule Search SearchTrace Topology TopologyError Work WorkReport as_lengths balance bounds certify
+    decode digest dispatch_counts dispatch_loads encode equalize fold headroom owners pack plan rebuild record
+    samples_of schedule verify work
 """
 
 PACK_CORE_STREAM = """
@@ -44,11 +44,9 @@ PACK_MILES = """
     to_samples write_rows
 """
 
-#: Errors, values that others return (their example is there), and what acts on gradients.
+#: Of pack_torch: values that others return (their example is there), and what acts on gradients.
 WITHOUT_EXAMPLE = """
-    CountError LengthError PackError RecordError RoutingError SearchTrace TopologyError
-    AttentionBackend Availability Bounds Certificate Groups ImportanceWeights ModelOutput Plan PolicyLoss PreferenceLoss
-    RouterLoss TokenLoss Work
+    AttentionBackend Availability Groups ImportanceWeights ModelOutput PolicyLoss PreferenceLoss RouterLoss TokenLoss
     clip_gradients full_gradients gradient_norm reduce_gradients
 """
 

@@ -1,5 +1,6 @@
 """Sequence packing as pure functions over plain data: lengths to packs, samples to the plan of every rank and step."""
 
+from pack_core.balancing import balance
 from pack_core.certificate import Certificate, certify
 from pack_core.codec import decode, encode, rebuild, record, samples_of
 from pack_core.digest import digest
@@ -46,6 +47,7 @@ __all__ = [
     "Work",
     "WorkReport",
     "as_lengths",
+    "balance",
     "bounds",
     "certify",
     "decode",

@@ -34,6 +34,8 @@ def first_fit(sizes: Sequence[int], capacity: int, most: int) -> tuple[list[int]
     >>> first_fit([6, 7, 4, 3], 10, 10)
     ([0, 1, 0, 1], 2)
     """
+    if 2 * min(sizes) > capacity:
+        return list(range(len(sizes))), len(sizes)  # no two share a pack; the tree would be at its largest
     wide = 1_024
     rooms = [capacity] * (2 * wide)  # packs that are not open yet have all their room
     held = [0] * wide

@@ -47,6 +47,11 @@ class Certificate:
         waste: where the difference went.
         dropped: tokens of documents in no pack.
         truncated: tokens cut off the ends of documents.
+
+    >>> from pack_core import certify, pack
+    >>> found = certify(pack([6, 6, 6], capacity=10), [6, 6, 6], capacity=10)  # 18 tokens, and no two fit together
+    >>> found.packs, found.floors.continuous, found.over, found.fill
+    (3, 2, 0, 0.6)
     """
 
     packs: int

@@ -58,9 +58,9 @@ def _arrival(plan: Plan, samples: Sequence[Sample], rows: _Rows | None) -> Itera
         try:
             step = schedule(
                 [sample.length for sample in block],
-                range(size),
-                topology=plan.topology,
-                capacity=plan.capacity,
+                plan.topology.ranks,
+                plan.capacity,
+                order=range(size),
                 equalize=plan.equalize,
                 max_documents=plan.max_documents,
             )

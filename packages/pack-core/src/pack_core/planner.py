@@ -175,9 +175,9 @@ def plan_by(
     check_method(equalize)
     steps = _steps(samples, ids, step_samples, rules, counts, topology)
     traces = [choose(number, step, ids[step.span.start : step.span.stop]) for number, step in enumerate(steps)]
-    before = [_laid(step, range(step_samples), topology) for step in steps]
+    before = [_laid(step, range(step_samples)) for step in steps]
     after = [
-        arrival if trace is None else _laid(step, trace.order, topology)
+        arrival if trace is None else _laid(step, trace.order)
         for arrival, step, trace in zip(before, steps, traces, strict=True)
     ]
     arrival = [_work(step, laid) for step, laid in zip(steps, before, strict=True)]
@@ -280,13 +280,13 @@ def _folded(counts: DispatchCounts | None, samples: int, topology: Topology) -> 
     return fold(counts, owners(counts.places, topology.expert_parallel))
 
 
-def _laid(step: Step, order: Sequence[int], topology: Topology) -> Schedule:
+def _laid(step: Step, order: Sequence[int]) -> Schedule:
     rules = step.rules
     return schedule(
         step.lengths,
-        order,
-        topology=topology,
-        capacity=rules.capacity,
+        rules.ranks,
+        rules.capacity,
+        order=order,
         equalize=rules.equalize,
         max_documents=rules.max_documents,
     )

@@ -1,9 +1,9 @@
 """Orders made at once, from lengths and counts: what a search starts from and has to beat."""
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import Protocol
 
+from pack_core.filling import deals, filled
 from pack_core.search.layout import Rules
 
 Columns = list[list[int]]
@@ -29,26 +29,8 @@ class Growth(Protocol):
 _TRIED = 4
 
 
-def by_length(lengths: Sequence[int], ranks: int) -> Columns:
-    """Return columns of equal sample counts and even tokens.
-
-    Samples are dealt longest first, `ranks` at a time, the longest of each deal to the rank with fewest tokens.
-
-    >>> by_length([1, 2, 3, 4], ranks=2)
-    [[3, 0], [2, 1]]
-    """
-    columns: Columns = [[] for _ in range(ranks)]
-    tokens = [0] * ranks
-    for deal in _deals(lengths, ranks):
-        lightest = sorted(range(ranks), key=lambda rank: (tokens[rank], rank))
-        for index, rank in zip(deal, lightest, strict=True):
-            columns[rank].append(index)
-            tokens[rank] += lengths[index]
-    return columns
-
-
 def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, ranks: int) -> Columns:
-    """Return columns like those of `by_length`, whose deals also even out which destinations a replica needs.
+    """Return columns dealt by length as `dealt` does, and so that the deals even out which destinations are needed.
 
     Within a deal, the sample whose destinations are most uneven chooses first: of the replicas with a free rank (the
     four with fewest tokens, where there are more) the one whose largest loads, summed over layers, it raises least.
@@ -63,7 +45,7 @@ def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, ranks:
     replicas = range(ranks // destinations)
     tokens, carried = [0] * ranks, [0] * len(replicas)
     columns: Columns = [[] for _ in range(ranks)]
-    for deal in _deals(lengths, ranks):
+    for deal in deals(lengths, ranks):
         held: list[list[int]] = [[] for _ in replicas]
         for index in sorted(deal, key=lambda index: (-growth.unevenness(index), index)):
             free = sorted((g for g in replicas if len(held[g]) < destinations), key=lambda g: (carried[g], g))
@@ -81,12 +63,6 @@ def by_experts(lengths: Sequence[int], growth: Growth, destinations: int, ranks:
     return columns
 
 
-def _deals(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """The samples, longest first, `ranks` at a time."""
-    longest = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    return [longest[start : start + ranks] for start in range(0, len(longest), ranks)]
-
-
 def full(columns: Columns, lengths: Sequence[int], rules: Rules) -> list[int]:
     """Return the order in which every rank fills its packs: by first-fit, longest first.
 
@@ -95,7 +71,7 @@ def full(columns: Columns, lengths: Sequence[int], rules: Rules) -> list[int]:
     >>> full([[3, 0], [2, 1]], [1, 2, 3, 4], Rules(ranks=2, capacity=5, equalize="tokens", max_documents=None))
     [3, 2, 0, 1]
     """
-    return _aligned([_first_fit(column, lengths, rules) for column in columns], lengths)
+    return _aligned([_filled(column, lengths, rules) or [] for column in columns], lengths)
 
 
 def level(columns: Columns, lengths: Sequence[int], rules: Rules) -> list[int]:
@@ -103,10 +79,10 @@ def level(columns: Columns, lengths: Sequence[int], rules: Rules) -> list[int]:
 
     Longest first, each sample goes to the emptiest pack; a rank where one does not fit fills its packs as in `full`.
     """
-    filled = [_first_fit(column, lengths, rules) for column in columns]
-    count = max(map(len, filled))
-    spread = [_spread(column, lengths, rules, count) for column in columns]
-    return _aligned([one or other for one, other in zip(spread, filled, strict=True)], lengths)
+    first = [_filled(column, lengths, rules) or [] for column in columns]
+    count = max(map(len, first))
+    even = [_filled(column, lengths, rules, count) for column in columns]
+    return _aligned([one or other for one, other in zip(even, first, strict=True)], lengths)
 
 
 def _aligned(packs: Sequence[Columns], lengths: Sequence[int]) -> list[int]:
@@ -118,32 +94,6 @@ def _aligned(packs: Sequence[Columns], lengths: Sequence[int]) -> list[int]:
     return [column[place] for place in range(len(columns[0])) for column in columns]
 
 
-def _first_fit(column: Sequence[int], lengths: Sequence[int], rules: Rules) -> Columns:
-    most = rules.max_documents or len(column)
-    packs: Columns = []
-    room: list[int] = []
-    for index in column:
-        p = next((p for p, left in enumerate(room) if left >= lengths[index] and len(packs[p]) < most), len(packs))
-        if p == len(packs):
-            packs.append([])
-            room.append(rules.capacity)
-        packs[p].append(index)
-        room[p] -= lengths[index]
-    return packs
-
-
-def _spread(column: Sequence[int], lengths: Sequence[int], rules: Rules, count: int) -> Columns | None:
-    """The samples in exactly `count` packs, none empty, or None where they do not fit."""
-    most = rules.max_documents or len(column)
-    packs: Columns = [[] for _ in range(count)]
-    emptiest = [(0, p) for p in range(count)]
-    for index in column:
-        tokens, p = heappop(emptiest)
-        if tokens + lengths[index] > rules.capacity:
-            return None
-        packs[p].append(index)
-        if len(packs[p]) < most:
-            heappush(emptiest, (tokens + lengths[index], p))
-        elif not emptiest:
-            break
-    return packs if sum(map(len, packs)) == len(column) and all(packs) else None
+def _filled(column: Sequence[int], lengths: Sequence[int], rules: Rules, count: int | None = None) -> Columns | None:
+    packs = filled(column, lengths, rules.capacity, count=count, most=rules.max_documents)
+    return None if packs is None else [pack for (pack,) in packs]

@@ -7,9 +7,10 @@ from itertools import count
 import attrs
 
 from pack_core.errors import PackError
+from pack_core.filling import dealt
 from pack_core.kernels import choose_kernels
 from pack_core.kernels.loads import Kernel, kernel_of
-from pack_core.search.construct import by_experts, by_length, full, level
+from pack_core.search.construct import by_experts, full, level
 from pack_core.search.guard import Standing, standing, worse
 from pack_core.search.layout import Layout, Rules
 from pack_core.search.objective import Objective
@@ -136,14 +137,14 @@ def _as_reference(block: Block, search: Search, seed: int, expired: Callable[[in
 def _candidates(block: Block, kernel: Kernel) -> tuple[list[_Candidate], Objective]:
     """Arrival order first, then the constructed ones."""
     ranks = block.rules.ranks
-    dealt = {"length": by_length(block.lengths, ranks)}
+    columns = {"length": dealt(block.lengths, ranks)}
     if block.counts:
         growth = kernel.growth(ranks // block.destinations)
-        dealt["expert"] = by_experts(block.lengths, growth, block.destinations, ranks)
+        columns["expert"] = by_experts(block.lengths, growth, block.destinations, ranks)
     orders = {"arrival": list(range(len(block.lengths)))}
-    for name, columns in dealt.items():
-        orders[name] = full(columns, block.lengths, block.rules)
-        orders[f"{name}, level"] = level(columns, block.lengths, block.rules)
+    for name, of_ranks in columns.items():
+        orders[name] = full(of_ranks, block.lengths, block.rules)
+        orders[f"{name}, level"] = level(of_ranks, block.lengths, block.rules)
     found = []
     for name, order in orders.items():
         layout = Layout(order, block.lengths, block.rules)

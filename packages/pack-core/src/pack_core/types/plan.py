@@ -30,6 +30,11 @@ class Plan:
         layers: numbers of the routed layers the expert figures are about; empty without routes.
         routed_layers: how many routed layers there are.
         digest: of `order` and `steps`, see `pack_core.digest`.
+
+    >>> from pack_core import Sample, plan
+    >>> made = plan([Sample(i, 5) for i in range(5)], topology=Topology(ranks=2), capacity=8, step_samples=4)
+    >>> made.steps[0].packs, made.tail
+    ((((0,), (2,)), ((1,), (3,))), (4,))
     """
 
     topology: Topology

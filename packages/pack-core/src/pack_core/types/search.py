@@ -91,6 +91,13 @@ class SearchTrace:
         paths: how swaps were scored: `"fixed"` (same pack boundaries), `"columns"` (two ranks cut anew), `"global"`.
         stop: `"lower_bound"`, `"stagnation"`, `"proposal_budget"`, `"deadline"` or `"no_candidates"`.
         order: the order chosen, as places of the step in arrival order.
+
+    >>> from pack_core import Sample, Topology, plan
+    >>> samples = [Sample(i, length) for i, length in enumerate([9, 1, 9, 1])]
+    >>> how = {"topology": Topology(ranks=2), "capacity": 10, "step_samples": 4}
+    >>> (trace,) = plan(samples, **how, pack_order="balanced").traces
+    >>> trace.baseline, trace.stop, trace.order
+    ('length', 'lower_bound', (0, 2, 1, 3))
     """
 
     method: str

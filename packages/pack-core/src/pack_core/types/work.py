@@ -21,6 +21,11 @@ class Work:
         skew_mean: mean over dispatches of (most loaded destination / mean destination), layers summed; at least 1.
         skew_max: the largest of those.
         max_slot_assignments: expert choices of the most loaded destination in any layer of any dispatch.
+
+    >>> from pack_core import schedule, work
+    >>> done = work(schedule([5, 3, 4, 4], ranks=2, capacity=8), [5, 3, 4, 4], capacity=8)
+    >>> done.packs_per_rank, done.attention_token_work, done.attention_pair_work, done.fill_fraction
+    (1, 8, 34, 1.0)
     """
 
     packs_per_rank: int
@@ -47,6 +52,11 @@ class Bounds:
         even_critical_work: expert choices of a step spread evenly over all layers and ranks.
         placed_critical_work: the bound on expert work if experts were placed anew, layer by layer, longest processing
             time first; below `critical_work_proxy` where placing could help. None unless counts per expert were given.
+
+    >>> from pack_core import bounds
+    >>> least = bounds([5, 3, 4, 4], ranks=2, capacity=8)
+    >>> least.packs_per_rank, least.attention_token_work, least.attention_pair_work
+    (1, 8, 33)
     """
 
     packs_per_rank: int

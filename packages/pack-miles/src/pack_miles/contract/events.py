@@ -178,7 +178,8 @@ class Optimizer(Line, frozen=True, kw_only=True):
     Fields of the reference trainer that are absent in this release: `auxiliary_*`, `local_auxiliary_objective` and
     `router_objective`, for the routers' losses enter gradients inside each forward and nobody collects them;
     `local_pre_optimizer_gradients` and `sampled_model_updates`, for there are no diagnostic steps; `published_step`,
-    for weights are published to the sampler once per collection; and `row_specialization` of `score_timing`. `packing` is written when packing is off as well, as packs of one.
+    for weights are published to the sampler once per collection; and `row_specialization` of `score_timing`.
+    `packing` is written when packing is off as well, as packs of one.
     """
 
     rollout_id: Count

@@ -212,9 +212,9 @@ def token_grids(event: Plan, place: int, trace: SearchTrace | None) -> tuple[Gri
         before, after = (
             schedule(
                 lengths,
-                [start + local for local in order],
-                topology=record.topology,
-                capacity=record.capacity,
+                record.topology.ranks,
+                record.capacity,
+                order=[start + local for local in order],
                 equalize=record.equalize,
                 max_documents=record.max_documents,
             )
