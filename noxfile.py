@@ -141,6 +141,7 @@ def demo(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure everything of the registry beside peers, and write a report: `-- --quick`, `-- NAME ...`."""
     session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"), "lightbinpack==0.1.1")
+    session.install("-q", "--no-deps", "verl==0.9.1")  # one module of it is read
     session.run("python", "benchmarks/run.py", *session.posargs, env=os.environ | THREADS)
 
 

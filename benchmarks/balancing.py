@@ -125,7 +125,7 @@ def peers() -> dict[str, Callable[[list[int], int], list[list[int]]]]:
         ("verl, Karmarkar-Karp", "verl", "utils/seqlen_balancing.py"),
         ("MILES, Karmarkar-Karp", "miles", "utils/seqlen_balancing.py"),
     ):
-        module = _alone(package, path)
+        module = module_of(package, path)
         if module is not None:
             found[name] = partial(_equal, module)
     return found
@@ -135,7 +135,7 @@ def _equal(module: ModuleType, lengths: list[int], ranks: int) -> list[list[int]
     return module.get_seqlen_balanced_partitions(lengths, ranks, equal_size=True)
 
 
-def _alone(package: str, path: str) -> ModuleType | None:
+def module_of(package: str, path: str) -> ModuleType | None:
     """Return one module of a package without running the package, whose imports need a cluster."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:

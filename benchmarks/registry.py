@@ -4,11 +4,13 @@ import demo_step
 import growth
 import packing
 import rows
+import scheduling
 from measure import Benchmark
 
 REGISTRY = (
     Benchmark("packing", "Lengths to packs, beside the packers of other projects", packing.measure),
     Benchmark("growth", "How time and memory grow with the number of documents", growth.measure, growth.draw),
+    Benchmark("scheduling", "One optimizer step for all ranks, and what is lost to waiting", scheduling.measure),
     Benchmark("rows", "Packed batches beside torch.cat, and updates beside one sample a row", rows.measure),
     Benchmark("demo_step", "What packing adds to the demo's steps", demo_step.measure),
 )
