@@ -6,21 +6,19 @@ over the capacity. Peers are those installed, lightbinpack and seqpacker; they t
 whichever is sooner for them. Memory is that of a fresh process.
 """
 
-import ast
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from measure import Lengths, Row, in_turn, peak, resident
+from offline import functions
 from pack_core import certify, pack
 
 STRATEGIES = ("first_fit_decreasing", "best_fit_decreasing", "fewest")
@@ -35,21 +33,9 @@ def uniform(documents: int, low: int, high: int) -> Lengths:
     return np.random.default_rng(1).integers(low, high + 1, documents)
 
 
-def functions() -> Lengths:
-    """Lengths of all functions of the installed Python packages, in tokens of four characters."""
-    lengths = []
-    for folder in sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")}):
-        for path in sorted(Path(folder).rglob("*.py")):
-            try:
-                text = path.read_text()
-                tree = ast.parse(text)
-            except (SyntaxError, ValueError, RecursionError):
-                continue
-            starts = np.cumsum([0, *map(len, text.splitlines(keepends=True))])
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno:
-                    lengths.append(int(starts[node.end_lineno] - starts[node.lineno - 1]) // 4 + 1)
-    return np.array(lengths, np.int64)
+def function_lengths() -> Lengths:
+    """Lengths of all functions of the installed Python packages, in tokens of four bytes."""
+    return np.fromiter(map(len, functions(10_000_000)), np.int64)
 
 
 #: Name of the work -> its lengths and capacity.
@@ -62,7 +48,7 @@ WORK: dict[str, Callable[[], tuple[Lengths, int]]] = {
     "200k rising, 4096": lambda: (np.sort(lognormal(200_000, 4_096)), 4_096),
     "200k falling, 4096": lambda: (np.sort(lognormal(200_000, 4_096))[::-1].copy(), 4_096),
     "100k uniform, 32768": lambda: (uniform(100_000, 1, 32_768), 32_768),
-    "functions, 4096": lambda: (np.minimum(functions(), 4_096), 4_096),
+    "functions, 4096": lambda: (np.minimum(function_lengths(), 4_096), 4_096),
     "1M lognormal, 4096": lambda: (lognormal(1_000_000, 4_096), 4_096),
     "1M lognormal, 32768": lambda: (lognormal(1_000_000, 32_768), 32_768),
     "1M uniform, 131072": lambda: (uniform(1_000_000, 1, 131_072), 131_072),
