@@ -187,7 +187,7 @@ def _places(starts: _Row, first: _Row, packs: _Row, each: _Row, before: _Row) ->
 def _ranked(sizes: _Row) -> _Row:
     top = int(sizes.max())
     if top < _RADIX:
-        order: _Row = np.argsort((top - sizes).astype(np.uint16), kind="stable")
+        order: _Row = np.argsort(np.uint16(top) - sizes.astype(np.uint16), kind="stable")
         return order
     return _stable(top - sizes.astype(np.int64, copy=False))
 
