@@ -101,7 +101,7 @@ def core(session: nox.Session) -> None:
 def ray(session: nox.Session) -> None:
     """Use what the extras bring, all on this machine: a real Ray, Hugging Face datasets, the real client of W&B."""
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
-    session.install(TORCH, "ray[data]==2.60.0", "datasets", "pyarrow>=18", "wandb==0.31.0", "jsonschema")
+    session.install(TORCH, "ray[data]==2.60.0", "datasets", "wandb==0.31.0", "jsonschema", "torchdata==0.11.0")
     offline = {"WANDB_MODE": "offline", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
     session.run("pytest", "tests/extras", *session.posargs, env=THREADS | offline)
 

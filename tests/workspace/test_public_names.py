@@ -23,15 +23,16 @@ PACK_CORE_STREAM = """
 """
 
 PACK_TORCH = """
-    AttentionBackend Availability Batch Field Format GroupSizes Groups Hardware ImportanceWeights ModelConfig
-    ModelOutput Multimodal Normalization Pack PackCollator PackedBatch PolicyLoss Preference PreferenceLoss Rollout
-    RouterLoss SampleMetrics Sft SharedPrompt SmallModel StreamPacker TokenLoss available batch_log_probs block_mask
-    build_batch build_groups build_pack check_routes choose_attention chunked_log_probs clip_gradients
-    document_causal_mask dpo_loss entropy_bonus full_gradients full_state gated_delta_rule get_attention
-    gradient_norm group_sizes grpo_advantages importance_weights kimi_delta_attention kl_loss kl_penalty
-    load_balancing_loss load_full_state mask_function normalization pack_routes policy_loss reduce_gradients
-    reduce_tokens response_log_probs router_z_loss sample_metrics scored_rows scored_targets sft_loss
-    short_convolution split_row target_log_probs token_kl total_metrics truncate_row
+    AttentionBackend Availability Batch EvenPacks Field Format GroupSizes Groups Hardware ImportanceWeights
+    ModelConfig ModelOutput Multimodal Normalization Pack PackCollator PackedBatch PackedIterable PolicyLoss
+    Preference PreferenceLoss Rollout RouterLoss SampleMetrics Sft SharedPrompt SmallModel StreamPacker TokenLoss
+    add_metrics available batch_log_probs block_mask build_batch build_groups build_pack check_routes
+    choose_attention chunked_log_probs clip_gradients document_causal_mask dpo_loss entropy_bonus even_packs follow
+    full_gradients full_state gated_delta_rule get_attention gradient_norm group_sizes grpo_advantages
+    importance_weights kimi_delta_attention kl_loss kl_penalty load_balancing_loss load_full_state mask_function mix
+    normalization pack_routes policy_loss progress_line reduce_gradients reduce_tokens response_log_probs
+    router_z_loss sample_metrics scored_rows scored_targets sft_loss short_convolution shuffle split_row summarize
+    target_log_probs token_kl total_metrics truncate_row
 """
 
 OFFLINE = """

@@ -11,6 +11,7 @@ from pack_torch.counts import GroupSizes, Normalization, group_sizes, normalizat
 from pack_torch.formats import Field, Format, Multimodal, Preference, Sft, SharedPrompt, split_row, truncate_row
 from pack_torch.hardware import Hardware
 from pack_torch.importance import ImportanceWeights, importance_weights
+from pack_torch.iterable import EvenPacks, PackedIterable, even_packs, follow, mix, shuffle
 from pack_torch.kl import entropy_bonus, kl_loss, kl_penalty, token_kl
 from pack_torch.loss import PolicyLoss, policy_loss
 from pack_torch.masks import block_mask, document_causal_mask, mask_function
@@ -27,11 +28,13 @@ from pack_torch.slicing import batch_log_probs, response_log_probs, scored_rows,
 from pack_torch.state import full_gradients, full_state, load_full_state
 from pack_torch.stream import StreamPacker
 from pack_torch.supervised import PreferenceLoss, dpo_loss, sft_loss
+from pack_torch.tallies import add_metrics, progress_line, summarize
 
 __all__ = [
     "AttentionBackend",
     "Availability",
     "Batch",
+    "EvenPacks",
     "Field",
     "Format",
     "GroupSizes",
@@ -45,6 +48,7 @@ __all__ = [
     "Pack",
     "PackCollator",
     "PackedBatch",
+    "PackedIterable",
     "PolicyLoss",
     "Preference",
     "PreferenceLoss",
@@ -56,6 +60,7 @@ __all__ = [
     "SmallModel",
     "StreamPacker",
     "TokenLoss",
+    "add_metrics",
     "available",
     "batch_log_probs",
     "block_mask",
@@ -69,6 +74,8 @@ __all__ = [
     "document_causal_mask",
     "dpo_loss",
     "entropy_bonus",
+    "even_packs",
+    "follow",
     "full_gradients",
     "full_state",
     "gated_delta_rule",
@@ -83,9 +90,11 @@ __all__ = [
     "load_balancing_loss",
     "load_full_state",
     "mask_function",
+    "mix",
     "normalization",
     "pack_routes",
     "policy_loss",
+    "progress_line",
     "reduce_gradients",
     "reduce_tokens",
     "response_log_probs",
@@ -95,7 +104,9 @@ __all__ = [
     "scored_targets",
     "sft_loss",
     "short_convolution",
+    "shuffle",
     "split_row",
+    "summarize",
     "target_log_probs",
     "token_kl",
     "total_metrics",

@@ -165,11 +165,17 @@ def lay_packs(packs: Sequence[Pack], lay: Lay, length: int, **options: Any) -> B
     return Batch(
         columns,
         positions,
-        tuple(format.carried(part) for part in parts),
+        tuple(_carried(format, part) for part in parts),
         format,
+        infos=tuple(pack.info for pack in packs),
         payloads=format.payload_inputs(parts),
         **options,
     )
+
+
+def _carried(format: Format, part: Encoded) -> Encoded:
+    carried = format.carried(part)
+    return attrs.evolve(carried, weightless=True) if part.weightless else carried
 
 
 def build_pack(

@@ -19,6 +19,7 @@ from pack_torch.intervals import dense_of, reach_block_mask
 from pack_torch.masks import MaskFunction
 from pack_torch.scored import ScoredSample
 from pack_torch.scoring import Score, merged
+from pack_torch.tallies import add_metrics
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -43,6 +44,7 @@ class Batch:
         form: what `model_inputs` makes unless told otherwise.
         mask_fn: batch to the mask function that takes the place of the format's; None keeps that.
         payloads: what else the model takes.
+        infos: what travels along with each pack: counts, which `metrics` adds up.
         documents: of a static row, the most documents it tells the kernel of; None: as many as there are.
 
     >>> from pack_torch import PackCollator, Sft, build_pack
@@ -62,6 +64,7 @@ class Batch:
     form: str
     mask_fn: Callable[[Batch], MaskFunction] | None = None
     payloads: Mapping[str, Tensor] = attrs.field(factory=dict, repr=False)
+    infos: tuple[Mapping[str, Any], ...] = attrs.field(default=(), repr=False)
     documents: int | None = None
     _score: Score | None = attrs.field(default=None, repr=False, alias="score")
 
@@ -109,15 +112,19 @@ class Batch:
 
     @cached_property
     def metrics(self) -> dict[str, int]:
-        """Counts that add up over batches and ranks, but for the longest document, of which the maximum is taken."""
-        return {
-            "packs": len(self.packs),
-            "rows": sum(pack.rows for pack in self.packs),
-            "documents": len(self.doc_lens),
-            "tokens": self.tokens,
-            "padding": self.rows - self.tokens,
-            "longest_document": max(self.doc_lens),
+        """Counts, those of the packs' `info` included, that `add_metrics` adds up over batches and ranks."""
+        packs = [pack for pack in self.packs if not pack.weightless]
+        lens = [length for pack in packs for length in pack.doc_lens]
+        own = {
+            "packs": len(packs),
+            "rows": sum(pack.rows for pack in packs),
+            "documents": len(lens),
+            "tokens": sum(lens),
+            "padding": self.rows - sum(lens),
+            "longest_document": max(lens, default=0),
         }
+        counts = [{name: one for name, one in info.items() if type(one) is int} for info in self.infos]
+        return add_metrics([own, *counts])
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -230,7 +237,8 @@ class Batch:
         found = []
         for start, pack in zip(self.starts, self.packs, strict=True):
             own: dict[str, Any] = {name: column[start : start + pack.tokens] for name, column in flat.items()}
-            found.append(self.format.scored(attrs.evolve(pack, columns=own)))
+            scored = self.format.scored(attrs.evolve(pack, columns=own))
+            found.append(scored.emptied() if pack.weightless else scored)
         return merged(found, self.starts, self.packs)
 
     @property

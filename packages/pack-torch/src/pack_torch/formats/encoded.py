@@ -30,6 +30,7 @@ class Encoded:
         names: fields of the rows as they came, in order.
         origins: what each column was made of.
         heads: per shifted column the first value of each document, which no row holds.
+        weightless: it is there for its shape, and no loss or metric counts it.
 
     >>> tree = Encoded({}, (2, 3, 2, 1), row_segments=(3, 1), parents=(-1, 0, 0, -1))
     >>> tree.doc_lens, tree.document_ids.tolist()
@@ -46,6 +47,7 @@ class Encoded:
     names: tuple[str, ...] = ()
     origins: Mapping[str, Origin | tuple[Origin, ...]] = attrs.field(factory=dict, repr=False)
     heads: Mapping[str, Array] = attrs.field(factory=dict, repr=False)
+    weightless: bool = False
 
     @property
     def rows(self) -> int:
@@ -143,3 +145,9 @@ class Scored:
     labels: tuple[str, ...]
     active: Tensor | None = None
     fields: Mapping[str, Tensor] = attrs.field(factory=dict)
+
+    def emptied(self) -> Scored:
+        """Return it with no samples."""
+        fields = {name: values[:0] for name, values in self.fields.items()}
+        active = None if self.active is None else self.active[:0]
+        return Scored(self.rows[:0], self.targets[:0], (), (), (), (), active, fields)

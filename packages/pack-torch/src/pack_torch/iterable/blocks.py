@@ -1,0 +1,283 @@
+"""Blocks of documents read, pushed and packed in one go, each from nothing but the mark before it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from pack_core import stream
+from pack_core.errors import RecordError
+from pack_core.stream import Counts, Documents, StreamOptions, StreamPack, StreamState, Tally
+
+from pack_torch.formats.columns import Row
+from pack_torch.formats.cutting import split_row, truncate_row
+from pack_torch.formats.format import Format
+from pack_torch.iterable.order import Repeated
+
+
+@attrs.frozen(eq=False)
+class Mark:
+    """Where a block begins: all that it takes to make it, and all after it, again.
+
+    Args:
+        reader: the source before the block that has the oldest document not packed yet.
+        first: that block's first document.
+        now: the source before this block.
+        made: documents so far.
+        stream: what waits, and all counts.
+        trimmed: rows that the format cut before they came to the stream: tokens lost, and rows split, by reason.
+        told: counts that no pack has carried yet.
+    """
+
+    reader: Any
+    first: int
+    now: Any
+    made: int
+    stream: StreamState
+    trimmed: Mapping[str, tuple[int, int]]
+    told: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as what JSON holds."""
+        own = {name: getattr(self, name) for name in ("reader", "first", "made", "told")}
+        trimmed = {name: [*tally] for name, tally in self.trimmed.items()}
+        return own | {"stream": self.stream.to_json(), "trimmed": trimmed}
+
+    def discarding(self, packs: Sequence[StreamPack]) -> tuple[Mark, Tally]:
+        """Return the mark with nothing waiting and these packs not given, and how much is lost by that."""
+        state = self.stream
+        held = [*state.row, *(part for unit in state.waiting for part in unit.parts)]
+        held += state.gathering.parts if state.gathering else ()
+        given, tokens = sum(map(len, packs)), sum(pack.tokens for pack in packs)
+        lost = Tally(len(held) + given, sum(part.tokens for part in held) + tokens)
+        counts, before = state.counts, state.counts.lost.get("discarded", Tally())
+        told = Counts(
+            counts.seen,
+            counts.packed.plus(-given, -tokens),
+            counts.packs - len(packs),
+            {**counts.lost, "discarded": before.plus(*_pair(lost))},
+            counts.cut,
+            counts.padding,
+        )
+        empty = StreamState(tickets=state.tickets, counts=told, memory=state.memory, finished=state.finished)
+        return attrs.evolve(self, reader=self.now, first=self.made, stream=empty), lost
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """Packs that closed because of one block of documents, with the rows of each, and what is known about it."""
+
+    mark: Mark
+    after: Mark
+    packs: Sequence[StreamPack]
+    rows: Sequence[list[Row]]
+    info: Mapping[str, int]
+
+
+class Blocks:
+    """Makes one block after the other."""
+
+    def __init__(
+        self, reader: Repeated, options: StreamOptions, format: Format, *, block: int, group: str | None
+    ) -> None:
+        """Open the stream; the reader stands where it is to begin."""
+        self._reader, self._options, self._format = reader, options, format
+        self._size, self._group = block, group
+        self._stream = stream.open_stream(options)
+        self._made = 0
+        self._rows: dict[int, Row] = {}
+        self._places: deque[tuple[int, Any]] = deque()
+        self._trimmed: dict[str, tuple[int, int]] = {}
+        self._told: dict[str, int] = {}
+
+    def mark(self) -> Mark:
+        """Return where the next block begins."""
+        now = self._reader.state()
+        oldest = min(self._rows, default=self._made)
+        while len(self._places) > 1 and self._places[1][0] <= oldest:
+            self._places.popleft()
+        if not self._rows:
+            self._places.clear()
+        first, reader = self._places[0] if self._places else (self._made, now)
+        return Mark(reader, first, now, self._made, self._stream, dict(self._trimmed), dict(self._told))
+
+    def load(self, mark: Mapping[str, Any]) -> None:
+        """Go to where a mark was taken: read the rows of all that waits again.
+
+        Raises:
+            RecordError: the source gives other rows than it did.
+        """
+        self._stream = StreamState.from_json(mark["stream"])
+        self._trimmed = {name: (documents, tokens) for name, (documents, tokens) in mark["trimmed"].items()}
+        self._told, self._made = dict(mark["told"]), mark["first"]
+        state = self._stream
+        units = [*state.waiting, *([state.gathering] if state.gathering else [])]
+        held = {part.key: part for part in [*state.row, *(part for unit in units for part in unit.parts)]}
+        self._reader.load(mark["reader"])
+        trimmed = dict(self._trimmed)
+        while self._made < mark["made"]:
+            first, lengths, _ = self._read()[:3]
+            for key in held.keys() & range(first, self._made):
+                if lengths[key - first] < held[key].stop:
+                    raise RecordError(
+                        f"document {key} had at least {held[key].stop:,} tokens and now has {lengths[key - first]:,}; "
+                        "the source is not what it was, so it cannot be gone on with exactly"
+                    )
+            self._keep(held)
+            if self._made == first:
+                break
+        self._trimmed = trimmed
+        if self._made != mark["made"] or held.keys() - self._rows.keys():
+            raise RecordError(
+                f"the source gave {mark['made']:,} documents up to here and now gives {self._made:,}; it changed"
+            )
+
+    def _keep(self, held: Mapping[int, Any]) -> None:
+        rows = self._rows
+        self._rows = {key: rows[key] for key in held if key in rows}
+
+    def _read(self) -> tuple[int, list[int], Sequence[int] | None, bool]:
+        """Read a block, and return its first key, its lengths, its datasets, and whether it is the last."""
+        first = self._made
+        self._places.append((first, self._reader.state()))
+        rows, kinds = self._reader.read(self._size)
+        ended = len(rows) < self._size
+        lengths = list(map(self._format.length, rows))
+        if lengths and max(lengths) > self._options.capacity and self._options.overlong not in ("error", "drop"):
+            rows, lengths, kinds = self._trim(rows, lengths, kinds)
+        self._rows.update(zip(range(first, first + len(rows)), rows, strict=True))
+        self._made += len(rows)
+        return first, lengths, kinds, ended
+
+    def _trim(
+        self, rows: Sequence[Row], lengths: Sequence[int], kinds: Sequence[int] | None
+    ) -> tuple[list[Row], list[int], Sequence[int] | None]:
+        """Let the format cut overlong rows that must not be cut everywhere; all others the stream cuts."""
+        capacity, overlong, format = self._options.capacity, self._options.overlong, self._format
+        made: list[tuple[Row, int]] = []
+        for row, length, kind in zip(rows, lengths, kinds or [0] * len(rows), strict=True):
+            if length <= capacity or not format.spans(row):
+                made.append((row, kind))
+                continue
+            if overlong == "split":
+                made += [(piece, kind) for piece in split_row(format, row, capacity)]
+                self._count_trimmed("split", length)
+                continue
+            side = "right" if overlong == "truncate" else "left"
+            short = truncate_row(format, row, capacity, side=side)  # type: ignore[arg-type]  # one of the two
+            made.append((short, kind))
+            self._count_trimmed("truncated", length - format.length(short))
+        whole = [row for row, _ in made]
+        return whole, list(map(format.length, whole)), None if kinds is None else [kind for _, kind in made]
+
+    def _count_trimmed(self, reason: str, tokens: int) -> None:
+        documents, before = self._trimmed.get(reason, (0, 0))
+        self._trimmed[reason] = (documents + 1, before + tokens)
+
+    def next(self) -> Block | None:
+        """Return the next block, None after the last.
+
+        Raises:
+            PackError: what the stream, the source or the format refuses.
+        """
+        if self._stream.finished:
+            return None
+        mark, before = self.mark(), dict(self._trimmed)
+        if not self._rows:
+            self._places.clear()
+        first, lengths, kinds, ended = self._read()
+        packs: list[StreamPack] = []
+        state = self._stream
+        if lengths:
+            state, packs = stream.push_many(self._options, state, self._documents(first, lengths, kinds))
+        if ended:
+            state, last = stream.finish(self._options, state)
+            packs = [*packs, *last]
+        rows = self._rows
+        laid = [self._laid(pack, rows) for pack in packs]
+        info = self._info(lengths, kinds, state.counts, before)
+        self._told = {} if packs else info
+        self._stream = state
+        units = [*state.waiting, *([state.gathering] if state.gathering else [])]
+        self._keep(dict.fromkeys(part.key for part in [*state.row, *(one for unit in units for one in unit.parts)]))
+        return Block(mark, self.mark(), packs, laid, info | {"waiting": len(self._rows)})
+
+    def _documents(self, first: int, lengths: list[int], kinds: Sequence[int] | None) -> Documents:
+        keys = range(first, first + len(lengths))
+        rows = self._rows
+        groups = costs = None
+        if self._group is not None:
+            groups = [rows[key].get(self._group) for key in keys]
+        if self._options.max_cost is not None:
+            costs = [self._format.cost(rows[key]) for key in keys]
+        return Documents(keys, lengths, groups=groups, costs=costs, kinds=kinds)
+
+    def _laid(self, pack: StreamPack, rows: Mapping[int, Row]) -> list[Row]:
+        """Return the rows of a pack, cut where the stream said so."""
+        laid = [rows[key] for key in pack.keys]
+        if any(pack.starts) or self._options.cuts or self._options.overlong in ("truncate", "split"):
+            for place, (start, stop) in enumerate(zip(pack.starts, pack.stops, strict=True)):
+                if start or stop < self._format.length(laid[place]):
+                    laid[place] = self._format.cut(laid[place], start, stop)
+        return laid
+
+    def _info(
+        self,
+        lengths: Sequence[int],
+        kinds: Sequence[int] | None,
+        counts: Counts,
+        trimmed: Mapping[str, tuple[int, int]],
+    ) -> dict[str, int]:
+        """Return what this block adds to all counts, on top of what no pack has carried yet."""
+        info = dict(self._told)
+
+        def add(name: str, value: int) -> None:
+            if value:
+                info[name] = info.get(name, 0) + value
+
+        sizes = np.asarray(lengths, np.int64)
+        of = np.zeros(len(sizes), np.int64) if kinds is None else np.asarray(kinds, np.int64)
+        documents = np.bincount(of, minlength=len(self._reader.names)).tolist()
+        tokens = np.bincount(of, weights=sizes, minlength=len(self._reader.names)).tolist()
+        for name, some, many in zip(self._reader.names, documents, tokens, strict=True):
+            add(f"consumed_documents/{name}", some)
+            add(f"consumed_tokens/{name}", int(many))
+        for place, some in enumerate(np.bincount(length_classes(sizes)).tolist()):
+            add(f"lengths/{place}", some)
+        for reason, tally in counts.lost.items():
+            was = self._stream.counts.lost.get(reason, Tally())
+            add(f"lost_documents/{reason}", tally.documents - was.documents)
+            add(f"lost_tokens/{reason}", tally.tokens - was.tokens)
+        for reason, (some, many) in self._trimmed.items():
+            old = trimmed.get(reason, (0, 0))
+            name = "lost" if reason == "truncated" else "cut"
+            add(f"{name}_documents/{reason}", some - old[0])
+            add(f"{name}_tokens/{reason}", many - old[1])
+        info["epochs"] = self._reader.epoch + 1
+        return info
+
+
+def length_classes(lengths: Any) -> Any:
+    """Return the class of each length: 0 for none, else four to an octave, class c up to 2^(c / 4) tokens.
+
+    >>> length_classes(np.array([0, 1, 2, 3, 4, 1000])).tolist()
+    [0, 0, 4, 7, 8, 40]
+    """
+    return np.ceil(4 * np.log2(np.maximum(lengths, 1)) - 1e-9).astype(np.int64)
+
+
+def _pair(tally: Tally) -> tuple[int, int]:
+    return tally.documents, tally.tokens
+
+
+def warn_of_discarded(lost: Tally) -> None:
+    """Say how much a resume loses."""
+    warnings.warn(
+        f"resume='discard': {lost.documents:,} documents of {lost.tokens:,} tokens that waited, or lay in packs not "
+        "given yet, when the state was saved are lost; resume='exact' loses none",
+        stacklevel=3,
+    )

@@ -1,0 +1,257 @@
+"""The dataset: documents of any source in, packs out, and a state at every pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import attrs
+from pack_core.errors import PackError, RecordError
+from pack_core.stream import Counts, StreamOptions, Tally
+from torch.utils.data import IterableDataset
+
+from pack_torch.formats.format import Format
+from pack_torch.iterable.ahead import Ahead
+from pack_torch.iterable.blocks import Block, Blocks, warn_of_discarded
+from pack_torch.iterable.order import Repeated, open_reader
+from pack_torch.iterable.setup import described, source_described
+from pack_torch.iterable.shard import Shard, find_shard
+from pack_torch.pack import Pack
+
+_VERSION = 1
+_RESUMES = ("exact", "cursor", "discard")
+_DEALS = (None, "nothing", "workers")
+
+
+class PackedIterable(IterableDataset[Pack]):
+    """Packs of the documents of a source, made while they are read.
+
+    In this order: rows are dealt out to ranks and workers, shuffled (`shuffle`), mixed (`mix`), and packed. The packs
+    depend on the number of ranks and workers, so a state is only good for the same. Every iteration starts over;
+    `set_epoch` gives it another order.
+
+    Args:
+        source: rows as the format takes them: a list or what else has a length and an index, a Hugging Face streaming
+            dataset or what else has `state_dict` and `load_state_dict`, any iterable, `shuffle(...)`, `mix(...)`.
+        format: what a row is.
+        capacity: most tokens of a pack.
+        group: field of the rows; those of the same group, one after another, come into one pack. None in it: no group.
+        epochs: how often the source is gone through in one iteration; None: for ever. Packs may span epochs.
+        rank: this process's, of `world`.
+        world: how many processes share the source.
+        distributed: ask torch.distributed for both, when iteration begins.
+        source_shards: `"workers"`: the source deals its rows out to a loader's workers itself. `"nothing"`: every
+            worker sees all its rows. None: a Hugging Face dataset does, others do not, and an `IterableDataset` must
+            say.
+        block: documents read in one go, beside the `window` that wait; more are faster, and a resume reads them again.
+        prefetch: blocks that a thread makes ahead. The packs are the same, and so is every state.
+        resume: `"exact"`: go on with the next pack, and read a source without index or state from the start again,
+            with a warning. `"cursor"`: refuse such a source. `"discard"`: go on behind the block; all that waited is
+            lost, and a warning says how much.
+        options: those of `pack_core.stream.StreamOptions`: `strategy`, `window`, `overlong`, `last`, `zero_length`,
+            `max_documents`, `max_cost`, `max_wait`, `max_idle`, `seed`, `strategy_options`.
+
+    To go on exactly, the rows of all that waits are read again, from the block with the oldest of them on. A strategy
+    that lets some documents wait for very long should be given a `max_wait`.
+
+    Raises:
+        PackError: an option is not among what is allowed.
+
+    >>> from pack_torch import Sft
+    >>> rows = [{"input_ids": [number] * length} for number, length in enumerate([6, 5, 4, 3])]
+    >>> dataset = PackedIterable(rows, format=Sft(label_mode="tokens"), capacity=10, window=2)
+    >>> packs = iter(dataset)
+    >>> next(packs)["input_ids"].tolist()
+    [0, 0, 0, 0, 0, 0, 2, 2, 2, 2]
+    >>> state = dataset.state_dict()
+    >>> dataset.load_state_dict(state)
+    >>> [pack["input_ids"].tolist() for pack in dataset]
+    [[1, 1, 1, 1, 1, 3, 3, 3]]
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        format: Format,
+        capacity: int,
+        group: str | None = None,
+        epochs: int | None = 1,
+        rank: int = 0,
+        world: int = 1,
+        distributed: bool = False,
+        source_shards: Literal["nothing", "workers"] | None = None,
+        block: int = 1_024,
+        prefetch: int = 0,
+        resume: Literal["exact", "cursor", "discard"] = "exact",
+        **options: Any,
+    ) -> None:
+        """Read nothing yet."""
+        super().__init__()
+        self.source, self.format, self.options = source, format, StreamOptions(capacity=capacity, **options)
+        for name, value, least in (("block", block, 1), ("prefetch", prefetch, 0), ("epochs", epochs, 1)):
+            if not (name == "epochs" and value is None) and (not isinstance(value, int) or value < least):
+                raise PackError(f"{name} is {value!r}; it must be a whole number, at least {least}")
+        if resume not in _RESUMES or source_shards not in _DEALS:
+            raise PackError(
+                f"resume is {resume!r} and source_shards {source_shards!r}; they must be of {_RESUMES} and {_DEALS}"
+            )
+        self._group, self._epochs, self._block, self._prefetch = group, epochs, block, prefetch
+        self._ranks, self._deals, self._resume = (rank, world, distributed), source_shards, resume
+        if not distributed:
+            Shard(rank, world)
+        self._epoch = 0
+        self._first: dict[int, Any] = {}
+        self._pending: Mapping[str, Any] | None = None
+        self._running: _Iteration | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give the iterations from now on the order of an epoch; a state that is loaded has its own."""
+        self._epoch = epoch
+
+    @property
+    def counts(self) -> Counts:
+        """What became of all documents up to the block in use, of the latest iteration."""
+        return Counts() if self._running is None else self._running.counts
+
+    def __iter__(self) -> Iterator[Pack]:
+        """Return an iterator over all packs, or over those after the state that was loaded."""
+        state, self._pending = self._pending, None
+        self._running = _Iteration(
+            self._blocks(state), state, self._prefetch, self.format, self.options.capacity, self._begun()
+        )
+        return self._running
+
+    def _blocks(self, state: Mapping[str, Any] | None) -> Blocks:
+        inner = open_reader(self.source, find_shard(*self._ranks), self._deals, self._first)
+        if inner.replays and self._resume == "cursor" and state is not None:
+            raise RecordError(
+                "resume='cursor', but a source has neither an index nor a state of its own, and would have to be read "
+                "from the start again; allow that with resume='exact'"
+            )
+        reader = Repeated(inner, self._epochs)
+        blocks = Blocks(reader, self.options, self.format, block=self._block, group=self._group)
+        if state is None or state["block"] == [None]:
+            reader.start(self._epoch if state is None else state["epoch"])
+        else:
+            blocks.load(state["block"][0])
+        return blocks
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on after the last pack that was given, as what JSON holds."""
+        if self._pending is not None:
+            return dict(self._pending)
+        if self._running is not None:
+            return self._running.state(self._resume == "discard")
+        return self._begun() | {"block": [None], "given": 0, "ended": False}
+
+    def _begun(self) -> dict[str, Any]:
+        return {"version": _VERSION, "setup": [self._setup()], "epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from there; after the state of a finished one it has no packs.
+
+        Raises:
+            RecordError: the state is of another dataset, or of other ranks and workers; says what differs.
+        """
+        if state.get("version") != _VERSION:
+            raise RecordError(f"the state is of version {state.get('version')!r}; this dataset reads {_VERSION}")
+        (was,), now = state["setup"], self._setup()
+        if was["shard"] != now["shard"]:
+            raise RecordError(
+                f"the state was saved by {Shard(*was['shard'])}, and this is {Shard(*now['shard'])}; documents are "
+                "dealt out by these numbers, so go on with the same ranks and workers"
+            )
+        other = [f"{name} was {was.get(name)} and is {now[name]}" for name in now if was.get(name) != now[name]]
+        if other:
+            raise RecordError(f"the state is of another configuration: {'; '.join(other)}; make the dataset as it was")
+        lost = state.get("discarded")
+        if lost is not None:
+            warn_of_discarded(Tally(*lost))
+        self._pending = dict(state)
+
+    def _setup(self) -> dict[str, Any]:
+        return self.options.to_json() | {
+            "format": described(self.format),
+            "source": source_described(self.source),
+            "group": self._group,
+            "epochs": self._epochs,
+            "block": self._block,
+            "shard": list(attrs.astuple(find_shard(*self._ranks))),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process makes the dataset of: no iteration goes along, but what was loaded does."""
+        return self.__dict__ | {"_running": None, "_first": {}}
+
+
+class _Iteration(Iterator[Pack]):
+    """Packs of blocks; between any two of them it is known how to get there again."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        state: Mapping[str, Any] | None,
+        prefetch: int,
+        format: Format,
+        capacity: int,
+        begun: Mapping[str, Any],
+    ) -> None:
+        self._mark = blocks.mark()
+        self._ended = bool(state and state["ended"])
+        self._skip = state["given"] if state else 0
+        self._next: Callable[[], Block | None] = Ahead(blocks.next, prefetch) if prefetch else blocks.next
+        self._format, self._capacity, self._begun = format, capacity, begun
+        self._block: Block | None = None
+        self._given = 0
+        self._error: Exception | None = None
+        self._json: tuple[object, dict[str, Any]] | None = None
+
+    @property
+    def counts(self) -> Counts:
+        return (self._mark if self._block is None else self._block.after).stream.counts
+
+    def __next__(self) -> Pack:
+        while self._block is None or self._given == len(self._block.packs):
+            made = None if self._ended else self._made()
+            if made is None:
+                self._ended = True
+                raise StopIteration
+            self._block, self._given, self._skip = made, self._skip, 0
+        given = self._given
+        pack = Pack(
+            self._format.encode(self._block.rows[given]),
+            self._format,
+            self._capacity,
+            self._block.info if not given else {},
+        )
+        self._given = given + 1
+        return pack
+
+    def _made(self) -> Block | None:
+        if self._error is not None:
+            raise self._error  # the source has been read on, so whoever asks again must not be given what follows
+        try:
+            return self._next()
+        except Exception as error:
+            self._error = error
+            raise
+
+    def state(self, discard: bool) -> dict[str, Any]:
+        if discard and self._block is not None:
+            mark, lost = self._block.after.discarding(self._block.packs[self._given :])
+            own = {"discarded": [lost.documents, lost.tokens]}
+            return {
+                **self._begun,
+                **own,
+                "block": [mark.to_json()],
+                "given": 0,
+                "ended": self._ended or mark.stream.finished,
+            }
+        mark = self._mark
+        if self._block is not None:
+            mark = self._block.after if self._ended else self._block.mark
+        if self._json is None or self._json[0] is not mark:
+            self._json = (mark, mark.to_json())
+        given = self._skip if self._block is None else self._given * (not self._ended)
+        return {**self._begun, "block": [self._json[1]], "given": given, "ended": self._ended}

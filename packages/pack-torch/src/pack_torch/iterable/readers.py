@@ -1,0 +1,214 @@
+"""Reading a source some rows at a time, from where one left off: by index, by the source's own state, or by replay."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from pack_core.errors import PackError, RecordError
+from torch.utils.data import IterableDataset
+
+from pack_torch.formats.columns import Row
+from pack_torch.iterable.shard import Shard
+
+#: Rows, and of each the number of the dataset it is from; None: all are of the first.
+Rows = tuple[list[Row], Sequence[int] | None]
+
+
+class Reader(Protocol):
+    """Rows in order. One epoch after the other is started, read to its end, and never beyond."""
+
+    #: Whether `load` has to read everything again.
+    replays: bool
+    #: Of the datasets it reads.
+    names: tuple[str, ...]
+
+    def start(self, epoch: int) -> None:
+        """Go to the first row of an epoch."""
+
+    def read(self, count: int) -> Rows:
+        """Return the next rows; fewer than `count` only at the end of the epoch."""
+
+    def state(self) -> Any:
+        """Return where it is, as what JSON holds; it does not change afterwards."""
+
+    def load(self, state: Any) -> None:
+        """Go to where `state` was taken."""
+
+
+class IndexReader:
+    """Every `count`-th row of what has a length and takes an index.
+
+    >>> reader = IndexReader([{"n": number} for number in range(5)], Shard(rank=1, world=2))
+    >>> reader.start(0)
+    >>> reader.read(9), reader.state()
+    (([{'n': 1}, {'n': 3}], None), 2)
+    """
+
+    replays = False
+    names: tuple[str, ...] = ("0",)
+
+    def __init__(self, source: Any, shard: Shard) -> None:
+        """Read nothing yet."""
+        self._source, self._shard = source, shard
+        self._size = len(range(shard.index, len(source), shard.count))
+        self._next = 0
+
+    def start(self, epoch: int) -> None:
+        """Go to the first row."""
+        self._next = 0
+
+    def read(self, count: int) -> Rows:
+        """Return the next rows."""
+        stop = min(self._next + count, self._size)
+        first, step = self._shard.index, self._shard.count
+        places = range(first + self._next * step, first + stop * step, step)
+        self._next = stop
+        if type(self._source) is list:
+            return self._source[places.start : places.stop : step], None
+        many = getattr(self._source, "__getitems__", None)
+        return list(many(list(places)) if callable(many) else map(self._source.__getitem__, places)), None
+
+    def state(self) -> int:
+        """Return how many rows were read."""
+        return self._next
+
+    def load(self, state: Any) -> None:
+        """Go on after so many rows."""
+        if not isinstance(state, int) or not 0 <= state <= self._size:
+            raise RecordError(f"the source has {self._size:,} rows for this shard, but {state!r} were read; it changed")
+        self._next = state
+
+
+class IterableReader:
+    """Every `count`-th row of what can only be gone through.
+
+    A source with `state_dict` and `load_state_dict` goes on from its state; others are gone through again, with a
+    warning that says so.
+    """
+
+    names: tuple[str, ...] = ("0",)
+
+    def __init__(self, source: Any, index: int, count: int, first: dict[int, Any]) -> None:
+        """Read nothing yet; `first` has the first state of every source that was read before."""
+        self._source, self._index, self._count = source, index, count
+        self._stateful = all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
+        self.replays = not self._stateful
+        self._firsts, self._once = first, id(source) in first
+        self._rows: Iterator[Row] = iter(())
+        self._read = self._epoch = 0
+        self._begun: list[Any] = []  # the state it was opened in, until a row is read: a generator does not know yet
+
+    def start(self, epoch: int) -> None:
+        """Go to the first row."""
+        self._set_epoch(epoch)
+        if self._stateful and self._once:
+            self._source.load_state_dict(copy.deepcopy(self._firsts[id(self._source)]))
+        self._rows = self._opened()
+        self._begun = [self._firsts[id(self._source)]]
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._epoch, of_epoch = epoch, getattr(self._source, "set_epoch", None)
+        if callable(of_epoch):
+            of_epoch(epoch)
+
+    def _opened(self) -> Iterator[Row]:
+        if id(self._source) not in self._firsts:
+            self._firsts[id(self._source)] = copy.deepcopy(self._source.state_dict()) if self._stateful else None
+        rows: Iterator[Row] = iter(self._source)
+        if rows is self._source and self._once and not self._stateful:
+            raise PackError(
+                "the source is an iterator, which can be gone through once, and a second time was asked for; give "
+                "something that can be iterated again, such as an object whose __iter__ makes a new iterator"
+            )
+        self._once, self._read = True, 0
+        return rows
+
+    def read(self, count: int) -> Rows:
+        """Return the next rows."""
+        if count:
+            self._begun = []
+        if self._count == 1:
+            rows = list(islice(self._rows, count))
+            self._read += len(rows)
+            return rows, None
+        rows = []
+        while len(rows) < count:
+            block = list(islice(self._rows, (count - len(rows)) * self._count))
+            rows += block[(self._index - self._read) % self._count :: self._count]
+            self._read += len(block)
+            if not block:
+                break
+        return rows, None
+
+    def state(self) -> list[Any]:
+        """Return the epoch, how many rows of all shards were gone through in it, and the source's own state."""
+        own = self._begun or [self._source.state_dict() if self._stateful else None]
+        return [self._epoch, self._read, copy.deepcopy(own[0])]
+
+    def load(self, state: Any) -> None:
+        """Go on from there."""
+        epoch, read, own = state
+        self._set_epoch(epoch)
+        if self._stateful:
+            self._firsts.setdefault(id(self._source), copy.deepcopy(self._source.state_dict()))
+            self._source.load_state_dict(copy.deepcopy(own))
+            self._rows, self._begun = self._opened(), [own]
+        else:
+            self._rows = self._opened()
+            if read:
+                warnings.warn(
+                    f"the source has neither an index nor a state, so its first {read:,} rows are read again to go on "
+                    "after them; that takes as long as it took, and is exact only if they come the same way",
+                    stacklevel=2,
+                )
+            skipped = sum(1 for _ in islice(self._rows, read))
+            if skipped < read:
+                raise RecordError(f"the source had {read:,} rows and now has {skipped:,}; it changed, or was read from")
+        self._read = read
+
+
+def open_leaf(source: Any, shard: Shard, deals: str | None, first: dict[int, Any]) -> Reader:
+    """Return the reader of one source; `deals` is `PackedIterable`'s `source_shards`.
+
+    `first` remembers the first state of sources that were read before.
+
+    Raises:
+        PackError: it cannot be dealt out to the readers, or is no source.
+    """
+    if not isinstance(source, IterableDataset) and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return IndexReader(source, shard)
+    if not isinstance(source, Iterable):
+        raise PackError(
+            f"the source is one {type(source).__name__}; give an iterable of rows, or what has a length and an index"
+        )
+    shards = getattr(source, "num_shards", None)
+    in_files = isinstance(shards, int) and callable(getattr(source, "shard", None))
+    if deals is None and in_files:
+        return _open_files(source, shards or 0, shard, first)
+    if deals is None and isinstance(source, IterableDataset) and shard.workers > 1:
+        raise PackError(
+            f"{type(source).__name__} is an IterableDataset, read by {shard.workers} workers, and cannot tell whether "
+            "it deals its rows out to them; say source_shards='workers' if it does, or 'nothing' if every worker "
+            "sees all rows"
+        )
+    if deals == "workers":
+        return IterableReader(source, shard.rank, shard.world, first)
+    return IterableReader(source, shard.index, shard.count, first)
+
+
+def _open_files(source: Any, shards: int, shard: Shard, first: dict[int, Any]) -> Reader:
+    """Return the reader of a Hugging Face streaming dataset, which deals its files out to workers by itself."""
+    if shard.world == 1:
+        return IterableReader(source, 0, 1, first)
+    if shards >= shard.world:
+        return IterableReader(source.shard(num_shards=shard.world, index=shard.rank), 0, 1, {})
+    if shard.workers == 1:
+        return IterableReader(source, shard.rank, shard.world, first)
+    raise PackError(
+        f"the source is in {shards} files, which it deals out to workers by itself, so they cannot be dealt to "
+        f"{shard.world} ranks as well; have at least as many files as ranks, or no more than one worker"
+    )

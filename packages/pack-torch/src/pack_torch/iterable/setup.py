@@ -1,0 +1,46 @@
+"""What a configuration is, as what JSON holds, to be compared when a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from pack_torch.iterable.order import Mixed, Shuffled
+
+
+def described(value: Any) -> Any:
+    """Return a value's type and fields; functions and other objects by name, for their addresses change.
+
+    >>> from pack_torch import SharedPrompt
+    >>> described(SharedPrompt())["shared"], described(len)
+    (True, 'builtins.len')
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): described(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [described(one) for one in value]
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if attrs.has(type(value)):
+        own = attrs.fields(type(value))
+        return {"type": name} | {field.name: described(getattr(value, field.name)) for field in own}
+    return name
+
+
+def source_described(source: Any) -> Any:
+    """Return what is known of a source without reading it.
+
+    >>> source_described([{"n": 1}])
+    ['builtins.list', 1]
+    """
+    if isinstance(source, Mixed):
+        own = {"mix": [source_described(one) for one in source.sources], "names": list(source.names)}
+        return own | {"weights": list(source.weights), "stop": source.stop, "seed": source.seed}
+    if isinstance(source, Shuffled):
+        return {"shuffle": source_described(source.source), "buffer": source.buffer, "seed": source.seed}
+    size = len(source) if hasattr(source, "__len__") and hasattr(source, "__getitem__") else None
+    return [f"{type(source).__module__}.{type(source).__qualname__}", size]
