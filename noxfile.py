@@ -27,6 +27,9 @@ THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Two tests at a time: the most that the limits of the tests of several processes were tried with.
 PYTEST = ["pytest", "--numprocesses=2"]
 
+#: Packers that the benchmarks measure beside ours.
+PEERS = ["lightbinpack==0.1.1", "grain==0.2.18", "trl==1.16.0", "transformers==5.24.0"]
+
 #: pip compiles all of torch to byte code where importing compiles the few modules that are used.
 os.environ.setdefault("PIP_COMPILE", "0")
 
@@ -70,7 +73,12 @@ def workspace(session: nox.Session) -> None:
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
     session.run(*PYTEST, "tests/workspace", env=THREADS)
     session.run(*PYTEST, "--doctest-modules", *SOURCES, env=THREADS)
-    pages = ["README.md", "docs/denominators.md", *[f"packages/{name}/README.md" for name in ALL]]
+    pages = [
+        "README.md",
+        "docs/denominators.md",
+        "docs/coming_from.md",
+        *[f"packages/{name}/README.md" for name in ALL],
+    ]
     session.run("pytest", "--doctest-glob=*.md", *pages, env=THREADS)
 
 
@@ -81,7 +89,9 @@ def peers(session: nox.Session) -> None:
     # MILES' wheel declares twenty heavy packages; the modules asked here need only these.
     session.install("--no-deps", "miles-rl==0.0.2", "verl==0.9.1")  # of verl, one module
     session.install("httpx", "packaging", "pydantic", "pyyaml", "tqdm")
-    session.install(TORCH, "transformers==5.24.0", "trl==1.16.0")  # in one call, so that none brings its own torch
+    # In one call, so that none brings its own torch; what follows `tokenizers` is for grain's own tests.
+    names = ("transformers==5.24.0", "trl==1.16.0", "tokenizers", "grain==0.2.18", "absl-py", "ml_dtypes")
+    session.install(TORCH, *names)
     offline = {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
     session.run(*PYTEST, "tests/peers", *session.posargs, env=THREADS | offline)
 
@@ -140,9 +150,9 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure everything of the registry beside peers, and write a report: `-- --quick`, `-- NAME ...`."""
-    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"), "lightbinpack==0.1.1")
+    session.install("-q", *editable(ALL), *group("packages/pack-miles/pyproject.toml", "demo"), TORCH, *PEERS)
     session.install("-q", "--no-deps", "verl==0.9.1")  # one module of it is read
-    session.run("python", "benchmarks/run.py", *session.posargs, env=os.environ | THREADS)
+    session.run("python", "benchmarks/run.py", *session.posargs, env=os.environ | THREADS | {"HF_HUB_OFFLINE": "1"})
 
 
 @nox.session(default=False)
