@@ -37,6 +37,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if options.readme and not {BEGIN, END} <= set(options.readme.read_text().splitlines()):
+        parser.error(f"{options.readme} has no lines {BEGIN} and {END} to write the table between")
     chosen = [each for each in REGISTRY if not options.names or each.name in options.names]
     RESULTS.mkdir(exist_ok=True)
     measured: dict[str, list[Row]] = {}
