@@ -12,13 +12,13 @@ import platform
 import statistics
 import time
 from array import array
-from collections.abc import Callable
 from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from measure import timed
 from pack_core.routing import dispatch_counts, owners
 from pack_torch.routing import observed_counts
 from rich.console import Console
@@ -34,16 +34,6 @@ CASES = [
     ("bytes", 64),
     ("int32", 256),
 ]
-
-
-def timed(run: Callable[[], object], runs: int) -> list[float]:
-    run()
-    seconds: list[float] = []
-    for _ in range(runs):
-        begin = time.process_time()
-        run()
-        seconds.append(time.process_time() - begin)
-    return seconds
 
 
 def main() -> None:
@@ -89,13 +79,15 @@ def measure(table: Table, width: str, experts: int, options: argparse.Namespace)
         first = np.asarray(count(kernels, None)[:experts]) - (np.arange(experts) < options.top_k)
         assert (first == np.bincount(ids[0][:, 0].ravel(), minlength=experts)).all()
         for folded in (None, owners(experts, options.destinations)):
-            seconds = timed(partial(count, kernels, folded), options.runs)
+            seconds = timed(partial(count, kernels, folded), options.runs, time.process_time)
             report(table, width, experts, kernels, "destination" if folded else "expert", seconds, total)
     if width != "bytes":
-        report(table, width, experts, "torch CPU", "expert", timed(observe, options.runs), total)
+        report(table, width, experts, "torch CPU", "expert", timed(observe, options.runs, time.process_time), total)
 
 
-def report(table: Table, width: str, experts: int, kernels: str, per: str, seconds: list[float], total: int) -> None:
+def report(
+    table: Table, width: str, experts: int, kernels: str, per: str, seconds: tuple[float, ...], total: int
+) -> None:
     low, middle, high = (1e9 * value / total for value in (min(seconds), statistics.median(seconds), max(seconds)))
     table.add_row(width, str(experts), kernels, per, f"{middle:.1f}", f"{low:.1f} to {high:.1f}")
 

@@ -53,15 +53,7 @@ class Benchmark:
 
 def timed(action: Callable[[], object], runs: int, clock: Callable[[], float] = time.perf_counter) -> tuple[float, ...]:
     """Return the seconds of each run after one that is not counted."""
-    action()
-    seconds = []
-    for _ in range(runs):
-        gc.collect()
-        begin = clock()
-        result = action()
-        seconds.append(clock() - begin)
-        del result  # freeing what was made is nobody's work
-    return tuple(seconds)
+    return in_turn({"": action}, runs, clock)[""]
 
 
 def in_turn(
@@ -73,17 +65,12 @@ def in_turn(
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(runs):
         for name, action in actions.items():
-            seconds[name].extend(timed_once(action, clock))
+            gc.collect()
+            begin = clock()
+            result = action()
+            seconds[name].append(clock() - begin)
+            del result  # freeing what was made is nobody's work
     return {name: tuple(each) for name, each in seconds.items()}
-
-
-def timed_once(action: Callable[[], object], clock: Callable[[], float]) -> tuple[float]:
-    gc.collect()
-    begin = clock()
-    result = action()
-    end = clock()
-    del result
-    return (end - begin,)
 
 
 def resident() -> float:

@@ -19,18 +19,9 @@ from pack_torch import (
     policy_loss,
     sft_loss,
 )
+from support.tiny_transformers import DECODER, SIZES
 from torch import Tensor, nn
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "attention_dropout": 0.0,
-}
 #: Relative to the value; eager attention takes its softmax in float32.
 CLOSE = {"sdpa": 1e-9, "eager": 1e-5}
 DRAW = torch.Generator().manual_seed(11)
@@ -38,7 +29,7 @@ DRAW = torch.Generator().manual_seed(11)
 
 def llama(attention: str = "sdpa") -> nn.Module:
     torch.manual_seed(17)
-    config = transformers.LlamaConfig(**SIZES, head_dim=8, attn_implementation=attention)
+    config = transformers.LlamaConfig(**DECODER, attn_implementation=attention)
     return transformers.LlamaForCausalLM(config).double().eval()
 
 
@@ -185,9 +176,7 @@ def test_models_with_recurrent_layers_are_known_and_refused() -> None:
     experts = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
     experts["shared_expert_intermediate_size"] = 16
     kinds = ["linear_attention", "full_attention"]
-    config = transformers.Qwen3NextConfig(
-        **SIZES, head_dim=8, **experts, **linear, layer_types=kinds, attn_implementation="sdpa"
-    )
+    config = transformers.Qwen3NextConfig(**DECODER, **experts, **linear, layer_types=kinds, attn_implementation="sdpa")
     batch = PackCollator(mask="dense")([build_pack(COMPLETIONS[:1], format=SharedPrompt())])
     for model in (mamba, transformers.Qwen3NextForCausalLM(config)):
         with pytest.raises(ValueError, match="has recurrent layers, whose state after a prompt would run on"):

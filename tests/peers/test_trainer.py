@@ -26,24 +26,12 @@ from pack_torch import (
 )
 from pack_torch.testing import assert_documents_isolated, assert_packing_equivalent, explain
 from pack_torch.trainer import TrainerCollator, pack_batches
+from support.tiny_transformers import DECODER, FLEX_IS_SLOW
 from torch import Tensor, nn
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "attention_dropout": 0.0,
-    "eos_token_id": None,
-}
+SIZES = DECODER | {"eos_token_id": None}
 FORMAT = Sft(label_mode="tokens")
 CLOSE = {"sdpa": 1e-9, "eager": 1e-6}  # eager attention takes its softmax in float32
-#: Eager flex attention warns that it is slow; on a CPU it is all there is.
-FLEX_IS_SLOW = "ignore:flex_attention called without torch.compile"
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning", "ignore::DeprecationWarning")
 

@@ -11,19 +11,9 @@ import transformers
 from pack_torch import PackedBatch, Rollout, build_batch, scored_rows, target_log_probs
 from pack_torch.huggingface import HuggingFaceModel
 from pack_torch.testing import assert_documents_isolated, assert_packing_equivalent, explain
+from support.tiny_transformers import DECODER, FLEX_IS_SLOW
 from torch import Tensor, nn
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "attention_dropout": 0.0,
-}
 EXPERTS = {
     "moe_intermediate_size": 16,
     "num_experts": 4,
@@ -35,8 +25,6 @@ FORWARD = {"sdpa": 1e-9, "eager": 1e-6}  # eager attention takes its softmax in 
 GRADIENTS = {"sdpa": 1e-9, "eager": 1e-5}  # relative, over all of them
 MODELS = ["llama", "qwen3_moe"]
 
-#: Eager flex attention warns that it is slow; on a CPU it is all there is.
-FLEX_IS_SLOW = "ignore:flex_attention called without torch.compile"
 FLEX_MASK_IS_OLD = "ignore:_compile flag on create_block_mask:DeprecationWarning"
 
 
@@ -44,16 +32,16 @@ def built(kind: str, attention: str, **options: Any) -> nn.Module:
     """A causal model in float64, the same weights for every attention."""
     torch.manual_seed(17)
     if kind == "llama":
-        config = transformers.LlamaConfig(**SIZES, attn_implementation=attention, **options)
+        config = transformers.LlamaConfig(**DECODER, attn_implementation=attention, **options)
         model = transformers.LlamaForCausalLM(config)
     elif kind == "qwen3_moe":
-        config = transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, attn_implementation=attention, **options)
+        config = transformers.Qwen3MoeConfig(**DECODER, **EXPERTS, attn_implementation=attention, **options)
         model = transformers.Qwen3MoeForCausalLM(config)
     else:
         linear = {f"linear_{name}_head_dim": 8 for name in ("key", "value")}
         linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
         shared = {"shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"]}
-        config = transformers.Qwen3NextConfig(**SIZES, **EXPERTS, **linear, **shared, attn_implementation=attention)
+        config = transformers.Qwen3NextConfig(**DECODER, **EXPERTS, **linear, **shared, attn_implementation=attention)
         model = transformers.Qwen3NextForCausalLM(config)
     return model.double().eval()
 
@@ -226,7 +214,7 @@ def test_flash_attention_is_told_the_lengths_and_nothing_else(
     batch = build_batch(rollouts, [1, 0])
     with torch.no_grad():
         model(batch)
-    assert len(calls) == SIZES["num_hidden_layers"]
+    assert len(calls) == DECODER["num_hidden_layers"]
     for told in calls:
         assert told["mask"] is None
         for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
@@ -253,7 +241,7 @@ def test_a_model_that_cannot_be_told_is_refused_with_what_it_lacks() -> None:
 
 def test_a_mask_that_would_do_away_with_a_window_is_refused(rollouts: list[Rollout]) -> None:
     torch.manual_seed(17)
-    config = transformers.MistralConfig(**SIZES, sliding_window=9, attn_implementation="sdpa")
+    config = transformers.MistralConfig(**DECODER, sliding_window=9, attn_implementation="sdpa")
     model = HuggingFaceModel(transformers.MistralForCausalLM(config).double().eval())
     assert_packing_equivalent(model, [rollouts[0], rollouts[1], rollouts[3]])
     with pytest.raises(ValueError, match="sample 'c' has 11 tokens but some layers of MistralForCausalLM see 9"):
