@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _as_lengths(values: Iterable[object]) -> tuple[int, ...]:
     # Not int(): it would round 3.5 down without a word.
-    return tuple(operator.index(value) for value in values)  # type: ignore[arg-type]
+    return tuple(map(operator.index, values))  # type: ignore[arg-type]
 
 
 def _as_rollouts(values: Iterable[Rollout]) -> tuple[Rollout, ...]:
@@ -93,7 +93,7 @@ class PackedBatch:
                 f"doc_lens sum to {sum(self.doc_lens):,} but the row has {self.tokens:,} tokens; every token belongs "
                 "to one document, and padding is not allowed"
             )
-        if self.rollouts and tuple(rollout.length for rollout in self.rollouts) != self.doc_lens:
+        if self.rollouts and tuple([rollout.length for rollout in self.rollouts]) != self.doc_lens:
             raise ValueError(
                 f"rollouts have lengths {[rollout.length for rollout in self.rollouts]} but doc_lens are "
                 f"{list(self.doc_lens)}; give one rollout per document, in the row's order"
@@ -254,10 +254,9 @@ class PackedBatch:
             raise ValueError(f"{name!r} is not a field with one value per response token; those are {RESPONSE_FIELDS}")
         if not self.rollouts:
             raise ValueError("this batch has no rollouts, so no response fields; build it with build_batch")
-        fields: list[Tensor | None] = [getattr(rollout, name) for rollout in self.rollouts]
-        given = [values for values in fields if values is not None]
-        if len(given) < len(fields):
-            lacking = self.rollouts[next(i for i, values in enumerate(fields) if values is None)]
+        given: list[Tensor] = [values for rollout in self.rollouts if (values := getattr(rollout, name)) is not None]
+        if len(given) < len(self.rollouts):
+            lacking = next(rollout for rollout in self.rollouts if getattr(rollout, name) is None)
             raise ValueError(f"sample {lacking.id!r} has no {name}; add it with attrs.evolve(rollout, {name}=...)")
         return torch.cat(given).to(self.input_ids.device)
 
@@ -300,15 +299,15 @@ def build_batch(rollouts: Sequence[Rollout], pack: Sequence[int], *, replay: boo
     indices = _as_lengths(pack)
     if not indices:
         raise ValueError("the pack is empty; every pack holds at least one sample")
-    for index in (min(indices), max(indices)):
-        if not 0 <= index < len(rollouts):
-            raise ValueError(f"the pack names sample {index} of {len(rollouts):,}; was it planned for others?")
+    if not 0 <= min(indices) <= max(indices) < len(rollouts):
+        outside = next(index for index in indices if not 0 <= index < len(rollouts))
+        raise ValueError(f"the pack names sample {outside} of {len(rollouts):,}; was it planned for others?")
     if len(set(indices)) != len(indices):
         raise ValueError(f"the pack {list(indices)} names a sample twice; a sample is in exactly one place")
-    chosen = tuple(rollouts[index] for index in indices)
+    chosen = tuple([rollouts[index] for index in indices])
     return PackedBatch(
         input_ids=torch.cat([rollout.tokens for rollout in chosen]),
-        doc_lens=tuple(rollout.length for rollout in chosen),
+        doc_lens=tuple([rollout.length for rollout in chosen]),
         rollouts=chosen,
         routes=pack_routes(chosen) if replay else None,
     )

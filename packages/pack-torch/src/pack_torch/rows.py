@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -290,29 +290,22 @@ class Batch:
 
 def lay_flat(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
     """Return `[1, length, ...]`: the parts end to end, then `pad`, or the numbers from 0 on where it is None."""
-    made, filled = _empty(1, length, parts[0])
+    filled = _empty(1, length, parts[0])
     total = sum(map(len, parts))
     np.concatenate(parts, out=filled[0, :total])
     if total < length:
         filled[0, total:] = counting(length - total) if pad is None else pad
-    return made
+    return torch.from_numpy(filled)
 
 
 def lay_padded(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
     """Return `[B, length, ...]`: each part on a row of its own, then `pad`, or the numbers from 0 on."""
-    made, filled = _empty(len(parts), length, parts[0])
+    filled = _empty(len(parts), length, parts[0])
     for row, part in enumerate(parts):
         filled[row, : len(part)] = part
         filled[row, len(part) :] = counting(length - len(part)) if pad is None else pad
-    return made
+    return torch.from_numpy(filled)
 
 
-def _empty(rows: int, length: int, like: Array) -> tuple[Tensor, Array]:
-    # torch's memory, for it keeps what is freed; NumPy's large arrays fault in every page anew.
-    made = torch.empty((rows, length, *like.shape[1:]), dtype=_dtype(like.dtype))
-    return made, made.numpy()
-
-
-@cache
-def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+def _empty(rows: int, length: int, like: Array) -> Array:
+    return np.empty((rows, length, *like.shape[1:]), like.dtype)

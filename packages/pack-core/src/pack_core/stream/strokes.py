@@ -56,20 +56,11 @@ class Rows:
         self.row = []
 
 
-Pick = Callable[[list[int], list[int]], int]
 Stroke = Callable[[Sequence[int], Sequence[int], Limits], Rows]
 
 
-def _oldest(fitting: list[int], sizes: list[int]) -> int:
-    return fitting[0]
-
-
-def _longest(fitting: list[int], sizes: list[int]) -> int:
-    return max(fitting, key=sizes.__getitem__)
-
-
-def _in_order(given: Sequence[int], tickets: Sequence[int], limits: Limits, pick: Pick | None) -> Rows:
-    """Take the oldest document, or where that does not fit what `pick` takes of those that do."""
+def _in_order(given: Sequence[int], tickets: Sequence[int], limits: Limits, looks_on: bool) -> Rows:
+    """Take the oldest document, or where that does not fit and one `looks_on`, the oldest of those that do."""
     rows, sizes, head = Rows(), [*given, 0], 0
     room, left, wait = limits.room, limits.left, limits.max_wait
     fitting: list[int] | None = None  # once the oldest did not fit: what does
@@ -79,10 +70,10 @@ def _in_order(given: Sequence[int], tickets: Sequence[int], limits: Limits, pick
         place = head
         if sizes[head] > room:
             due = wait is not None and tickets[latest] - tickets[head] >= wait
-            if fitting is None and pick is not None and not due:
+            if fitting is None and looks_on and not due:
                 fitting = [at for at, size in enumerate(sizes[head : latest + 1], head) if size <= room]
-            if fitting and not due and pick is not None:
-                place = pick(fitting, sizes)
+            if fitting and not due:
+                place = fitting[0]
             else:
                 rows.close("due" if due else "closed")
                 room, left, fitting = limits.capacity, limits.most, None
@@ -106,7 +97,7 @@ def next_fit(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> Ro
     >>> next_fit([6, 5, 3, 4], range(4), Limits(1, 10, 9, 10, 9)).closed
     [[0], [1, 2]]
     """
-    return _in_order(sizes, tickets, limits, None)
+    return _in_order(sizes, tickets, limits, looks_on=False)
 
 
 def first_fit(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> Rows:
@@ -115,42 +106,31 @@ def first_fit(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> R
     >>> first_fit([6, 5, 3, 4], range(4), Limits(3, 10, 9, 10, 9)).row
     [0, 2]
     """
-    return _in_order(sizes, tickets, limits, _oldest)
+    return _in_order(sizes, tickets, limits, looks_on=True)
 
 
-def best_fit(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> Rows:
-    """Return packs of the oldest documents, and the longest that fit where the oldest does not.
-
-    >>> best_fit([6, 5, 3, 4], range(4), Limits(3, 10, 9, 10, 9)).closed
-    [[0, 3]]
-    """
-    return _in_order(sizes, tickets, limits, _longest)
-
-
-def longest_first(given: Sequence[int], tickets: Sequence[int], limits: Limits) -> Rows:
-    """Return packs of the longest documents that fit.
-
-    >>> longest_first([3, 5, 6, 4], range(4), Limits(4, 10, 9, 10, 9)).row
-    [2]
-    """
+def _by_length(given: Sequence[int], tickets: Sequence[int], limits: Limits, oldest_first: bool) -> Rows:
+    """Take the longest document that fits; where `oldest_first`, only if the oldest does not fit."""
     rows, sizes, head = Rows(), [*given, 0], 0
     room, left, wait = limits.room, limits.left, limits.max_wait
     # Sorted by size, of equals the latest first: the last code that a room allows is the oldest of the longest.
-    codes = sorted(size << 32 | _PLACE - place for place, size in enumerate(given[: limits.window - 1]))
+    codes = [size << 32 | _PLACE - place for place, size in enumerate(given)]
+    held = sorted(codes[: limits.window - 1])
     for latest in range(limits.window - 1, len(given)):
-        insort(codes, sizes[latest] << 32 | _PLACE - latest)
+        insort(held, codes[latest])
         due = wait is not None and tickets[latest] - tickets[head] >= wait
-        if due:
+        if due or (oldest_first and sizes[head] <= room):
             if sizes[head] > room:
                 rows.close("due")
                 room, left = limits.capacity, limits.most
-            at = bisect_left(codes, sizes[head] << 32 | _PLACE - head)
+            at = bisect_left(held, codes[head])
         else:
-            at = bisect_left(codes, (room + 1) << 32) - 1
+            at = bisect_left(held, (room + 1) << 32) - 1
             if at < 0:
                 rows.close("closed")
-                room, left, at = limits.capacity, limits.most, len(codes) - 1
-        place = _PLACE - (codes.pop(at) & _PLACE)
+                room, left = limits.capacity, limits.most
+                at = bisect_left(held, codes[head]) if oldest_first else len(held) - 1
+        place = _PLACE - (held.pop(at) & _PLACE)
         rows.row.append(place)
         room -= sizes[place]
         left -= 1
@@ -161,6 +141,24 @@ def longest_first(given: Sequence[int], tickets: Sequence[int], limits: Limits) 
             rows.close("full")
             room, left = limits.capacity, limits.most
     return rows
+
+
+def best_fit(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> Rows:
+    """Return packs of the oldest documents, and the longest that fit where the oldest does not.
+
+    >>> best_fit([6, 5, 3, 4], range(4), Limits(3, 10, 9, 10, 9)).closed
+    [[0, 3]]
+    """
+    return _by_length(sizes, tickets, limits, oldest_first=True)
+
+
+def longest_first(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> Rows:
+    """Return packs of the longest documents that fit.
+
+    >>> longest_first([3, 5, 6, 4], range(4), Limits(4, 10, 9, 10, 9)).row
+    [2]
+    """
+    return _by_length(sizes, tickets, limits, oldest_first=False)
 
 
 def cut_where_full(sizes: Sequence[int], limits: Limits) -> tuple[Rows, list[tuple[int, int, int]]]:

@@ -52,15 +52,15 @@ def keys_of(rows: Sequence[Row]) -> tuple[str, ...]:
     """
     if not rows:
         raise ValueError("there are no documents; a pack holds at least one")
-    first = rows[0].keys()
+    first = tuple(rows[0])
     for number, row in enumerate(rows):
-        if row.keys() != first:
-            odd = sorted(set(row) ^ set(first))
+        if tuple(row) != first and row.keys() != rows[0].keys():  # names in the same order compare much sooner
+            odd = sorted({*row} ^ {*first})
             raise ValueError(
                 f"document {number} of the pack and document 0 do not have the same fields: {', '.join(odd)} in one of "
                 "them only; give every document of a dataset the same"
             )
-    return tuple(first)
+    return first
 
 
 def joined(parts: Sequence[Any], field: Field, name: str) -> Array:

@@ -138,7 +138,8 @@ class Sft(Format):
             if field is None:
                 values[name] = self._carried(name, parts)
                 continue
-            check_lengths(parts, lengths, name, self.tokens)
+            if name != self.tokens:
+                check_lengths(parts, lengths, name, self.tokens)
             column = joined(parts, field, name)
             origins[name] = origins_of(parts)
             if field.shift:
@@ -165,14 +166,15 @@ class Sft(Format):
                 f"documents have no {self.labels!r}; give labels that say what each row predicts, or "
                 "Sft(label_mode='tokens') makes them of the tokens"
             )
-        learned = columns[self.tokens].copy()
-        for name in self.masks:
-            if name in columns:
-                learned[columns[name] == 0] = IGNORED
-        if not self.train_on_prompt:
-            starts = ends - lengths
-            for start, prompt in zip(starts.tolist(), values.get(self.prompt_length, ()), strict=False):
-                learned[start : start + int(prompt)] = IGNORED
+        learned = columns[self.tokens]
+        masks = [columns[name] for name in self.masks if name in columns]
+        prompts = () if self.train_on_prompt else values.get(self.prompt_length, ())
+        if masks or prompts:
+            learned = learned.copy()
+        for mask in masks:
+            learned[mask == 0] = IGNORED
+        for end, length, prompt in zip(ends.tolist(), lengths, prompts, strict=False):
+            learned[end - length : end - length + int(prompt)] = IGNORED
         return shifted(learned, ends, IGNORED)
 
     def decode(self, encoded: Encoded) -> list[Row]:
