@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from random import Random
 
 import attrs
 import numpy as np
@@ -59,15 +60,18 @@ def timed(action: Callable[[], object], runs: int, clock: Callable[[], float] = 
 def in_turn(
     actions: dict[str, Callable[[], object]], runs: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, tuple[float, ...]]:
-    """Return the seconds of each action, one run of each after another, so that a busy minute strikes all alike."""
+    """Return the seconds of each action, one run of each after another, so that a busy minute strikes all alike.
+
+    Every round has an order of its own: an action also pays for the state its forerunner leaves the heap in.
+    """
     for action in actions.values():
         action()
     seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(runs):
-        for name, action in actions.items():
+    for run in range(runs):
+        for name in Random(run).sample(list(actions), len(actions)):
             gc.collect()
             begin = clock()
-            result = action()
+            result = actions[name]()
             seconds[name].append(clock() - begin)
             del result  # freeing what was made is nobody's work
     return {name: tuple(each) for name, each in seconds.items()}

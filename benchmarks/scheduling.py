@@ -8,7 +8,7 @@ Karmarkar-Karp over work, then each rank's micro-batches. Times are processor ti
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +18,7 @@ from measure import Row
 from pack_core import schedule
 
 RANKS, LINEAR = 8, 24_576
-Step = list[list[list[int]]]
+Step = Sequence[Sequence[Sequence[int]]]
 
 
 def rollouts(count: int, seed: int) -> list[int]:
@@ -39,7 +39,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _ours(lengths: list[int], capacity: int) -> Step:
-    return [[list(pack) for pack in rank] for rank in schedule(lengths, RANKS, capacity).packs]
+    return schedule(lengths, RANKS, capacity).packs
 
 
 def _verl(lengths: list[int], capacity: int) -> Step:

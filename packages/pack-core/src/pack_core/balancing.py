@@ -120,7 +120,7 @@ def evened(
     >>> evened([[0, 1], [2, 3]], [9, 6, 4, 3], [9, 6, 4, 3])  # 15 and 7; 6 for 3 makes it 12 and 10
     [[3, 0], [2, 1]]
     """
-    sums = [sum([costs[index] for index in group]) for group in groups]
+    sums = [sum(map(costs.__getitem__, group)) for group in groups]
     if max(sums) - min(sums) < fine:
         return [list(group) for group in groups]
     # Cost, tokens and index of each: longer samples cost more, so that this is the order of all three.

@@ -93,33 +93,32 @@ def filled(
         _, length, weight = samples[at]
         spare = places.most_spare()
         if weight <= spare:
-            position, seats = places.loosest_pack()
+            position, into = places.loosest_pack()
         else:
             position = choose(length)
             if position == len(places.free):
                 places.open(1)
             if places.largest[position] < length:
                 return None
-            seats = places.lightest_first(position, length)
-        at += places.put(position, seats, samples[at : at + ranks], spare)
-    packs = places.packs
-    if count is not None and not all(packs):
+            into = places.lightest_first(position, length)
+        at += places.put(position, into, samples[at : at + ranks], spare)
+    if count is not None and not all(map(all, places.packs)):
         return None
-    return [packs[start : start + ranks] for start in range(0, len(packs), ranks)]
+    return places.packs
 
 
 class _Places:
-    """Packs as they fill; pack r of position p has the place `p * ranks + r`."""
+    """Packs as they fill: `packs[position][rank]`, and what is known of each in lists of the same shape."""
 
     def __init__(self, ranks: int, capacity: int, most: int, linear: int, lightest: int) -> None:
         """Start with none open; no sample weighs less than `lightest`."""
         self.ranks, self.capacity, self.most, self.linear, self.lightest = ranks, capacity, most, linear, lightest
-        self.packs: Packs = []
+        self.packs: list[Packs] = []
         #: Of each pack: tokens left, the work of one sample of so many, its work, and how much heavier it may become.
-        self.room: list[int] = []
-        self.fits: list[int] = []
-        self.held: list[int] = []
-        self.spare: list[int] = []
+        self.room: Packs = []
+        self.fits: Packs = []
+        self.held: Packs = []
+        self.spare: Packs = []
         #: Of each position: most room of a pack, all room, and most spare of a pack.
         self.largest: list[int] = []
         self.free: list[int] = []
@@ -129,14 +128,15 @@ class _Places:
 
     def open(self, count: int) -> None:
         """Open empty positions."""
-        every = self.ranks * count
-        self.packs += [[] for _ in range(every)]
-        self.room += [self.capacity] * every
-        self.fits += [self.capacity * (self.linear + self.capacity)] * every
-        self.held += [0] * every
-        self.spare += [0] * every
-        self.largest += [self.capacity] * count
-        self.free += [self.capacity * self.ranks] * count
+        ranks, capacity = self.ranks, self.capacity
+        for _ in range(count):
+            self.packs.append([[] for _ in range(ranks)])
+            self.room.append([capacity] * ranks)
+            self.fits.append([capacity * (self.linear + capacity)] * ranks)
+            self.held.append([0] * ranks)
+            self.spare.append([0] * ranks)
+        self.largest += [capacity] * count
+        self.free += [capacity * ranks] * count
         self.loosest += [0] * count
 
     def most_spare(self) -> int:
@@ -147,49 +147,43 @@ class _Places:
         return -below[0][0] if below else 0
 
     def loosest_pack(self) -> tuple[int, list[int]]:
-        """Return the position of that pack, and its place."""
+        """Return the position of that pack, and its rank."""
         position = self._below[0][1]
-        return position, [self.spare.index(self.loosest[position], position * self.ranks)]
+        return position, [self.spare[position].index(self.loosest[position])]
 
     def lightest_first(self, position: int, length: int) -> list[int]:
-        """Return the places of a position, lightest first, if that one has room; else the one with most room."""
-        start = position * self.ranks
-        seats = sorted(range(start, start + self.ranks), key=self.held.__getitem__)
-        return seats if length <= self.room[seats[0]] else [self.room.index(self.largest[position], start)]
+        """Return the ranks of a position, lightest first, if that one has room; else the one with most room."""
+        room = self.room[position]
+        ranks = sorted(range(self.ranks), key=self.held[position].__getitem__)
+        return ranks if length <= room[ranks[0]] else [room.index(self.largest[position])]
 
-    def put(self, position: int, seats: list[int], samples: Sequence[tuple[int, int, int]], spare: int) -> int:
+    def put(self, position: int, ranks: list[int], samples: Sequence[tuple[int, int, int]], spare: int) -> int:
         """Put samples into packs, one each, and return how many: the first, and those after it that fit and cost."""
-        packs, room, fits, held, linear, most = self.packs, self.room, self.fits, self.held, self.linear, self.most
+        packs, room, fits, held = self.packs[position], self.room[position], self.fits[position], self.held[position]
+        linear, most = self.linear, self.most
         put = taken = 0
-        for place, (index, length, weight) in zip(seats, samples, strict=False):
-            left = room[place] - length
+        for rank, (index, length, weight) in zip(ranks, samples, strict=False):
+            left = room[rank] - length
             if put and (weight <= spare or left < 0):
                 break
-            packs[place].append(index)
-            if len(packs[place]) == most:
+            packs[rank].append(index)
+            if len(packs[rank]) == most:
                 left = 0
-            taken += room[place] - left
-            room[place] = left
-            fits[place] = left * (linear + left)
-            held[place] += weight
+            taken += room[rank] - left
+            room[rank] = left
+            fits[rank] = left * (linear + left)
+            held[rank] += weight
             put += 1
         self.free[position] -= taken
-        self._settle(position)
-        return put
-
-    def _settle(self, position: int) -> None:
-        """Work out what room and spare the packs of a position have now."""
-        span = slice(position * self.ranks, (position + 1) * self.ranks)
-        held = self.held[span]
+        self.largest[position] = max(room)
         top = max(held)
-        self.largest[position] = max(self.room[span])
-        spare = [
-            below if (below := top - work) < fits else fits for work, fits in zip(held, self.fits[span], strict=True)
+        own = self.spare[position] = [
+            below if (below := top - work) < fit else fit for work, fit in zip(held, fits, strict=True)
         ]
-        self.spare[span] = spare
-        most = self.loosest[position] = max(spare)
-        if most >= self.lightest:
-            heappush(self._below, (-most, position))
+        loosest = self.loosest[position] = max(own)
+        if loosest >= self.lightest:
+            heappush(self._below, (-loosest, position))
+        return put
 
 
 class _First:

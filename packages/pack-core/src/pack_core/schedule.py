@@ -103,8 +103,9 @@ def _shared(positions: Sequence[Packs], lengths: Sequence[int], works: Sequence[
     The positions uneven in work come first, most uneven ahead. In the others, where it differs by less than `fine`,
     tokens decide.
     """
+    work, tokens = works.__getitem__, lengths.__getitem__
     weighed = [
-        sorted([(sum([works[i] for i in pack]), sum([lengths[i] for i in pack]), pack) for pack in packs], reverse=True)
+        sorted([(sum(map(work, pack)), sum(map(tokens, pack)), pack) for pack in packs], reverse=True)
         for packs in positions
     ]
     weighed.sort(key=lambda packs: -packs[0][0])
@@ -112,18 +113,21 @@ def _shared(positions: Sequence[Packs], lengths: Sequence[int], works: Sequence[
     even: list[tuple[int, int]] = []
     for p, packs in enumerate(weighed):
         differ = packs[0][0] - packs[-1][0]
-        tokens = [one[1] for one in packs]
-        (uneven if differ >= fine else even).append((differ if differ >= fine else max(tokens) - min(tokens), p))
+        if differ < fine:
+            sums = [one[1] for one in packs]
+            even.append((max(sums) - min(sums), p))
+        else:
+            uneven.append((differ, p))
     ranks = range(len(positions[0]))
-    sums = [[0] * len(ranks), [0] * len(ranks)]
+    so_far = [[0] * len(ranks), [0] * len(ranks)]
     rows: list[list[tuple[int, ...]]] = [[()] * len(weighed) for _ in ranks]
     for by, found in enumerate((uneven, even)):
         for _, p in sorted(found, key=lambda one: (-one[0], one[1])):
             most = sorted(weighed[p], key=itemgetter(by), reverse=True)
-            for one, rank in zip(most, sorted(ranks, key=sums[by].__getitem__), strict=True):
+            for one, rank in zip(most, sorted(ranks, key=so_far[by].__getitem__), strict=True):
                 rows[rank][p] = tuple(sorted(one[2]))
-                sums[0][rank] += one[0]
-                sums[1][rank] += one[1]
+                so_far[0][rank] += one[0]
+                so_far[1][rank] += one[1]
     return Schedule(tuple(map(tuple, rows)))
 
 

@@ -13,8 +13,8 @@ from pack_core.lengths import LARGEST, Lengths, read_lengths
 _Row: TypeAlias = NDArray[Any]
 
 _RADIX = 2**16
-#: Documents laid at a time, which bounds what is held beside input and result.
-_AT_A_TIME = 2**20
+#: Documents laid at a time: what is held beside input and result then stays in a core's cache.
+_AT_A_TIME = 2**17
 
 
 def read(lengths: Lengths, ids: Sequence[str | int] | None) -> _Row:

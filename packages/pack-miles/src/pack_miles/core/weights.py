@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as read_into
 
 from pack_miles.core.library import load
 from pack_miles.core.sharding import WRAPPED
@@ -34,6 +32,10 @@ def load_weights(core: nn.Module, folder: Path) -> None:
     Raises:
         InputError: it cannot be read, lacks a weight of the model, or has one of another shape; lists all of them.
     """
+    # Half a second on every start of a rank, for what few runs do.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load as read_into
+
     reader = load().CheckpointReader(str(folder))
     try:
         held: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
