@@ -28,7 +28,8 @@ THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PYTEST = ["pytest", "--numprocesses=2"]
 
 #: Packers that the benchmarks measure beside ours.
-PEERS = ["lightbinpack==0.1.1", "grain==0.2.18", "trl==1.16.0", "transformers==5.24.0"]
+PEERS = ["lightbinpack==0.1.1", "grain==0.2.18", "trl==1.16.0", "transformers==5.24.0", "torchtune==0.6.1"]
+PEERS += ["torchao==0.9.0"]  # newer ones lack what torchtune imports
 
 #: pip compiles all of torch to byte code where importing compiles the few modules that are used.
 os.environ.setdefault("PIP_COMPILE", "0")
@@ -113,7 +114,7 @@ def ray(session: nox.Session) -> None:
     session.install(*editable(ALL), *group("packages/pack-miles/pyproject.toml", "test"))
     session.install(TORCH, "ray[data]==2.60.0", "datasets", "wandb==0.31.0", "jsonschema", "torchdata==0.11.0")
     offline = {"WANDB_MODE": "offline", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
-    session.run("pytest", "tests/extras", *session.posargs, env=THREADS | offline)
+    session.run(*PYTEST, "--dist=loadfile", "tests/extras", *session.posargs, env=THREADS | offline)
 
 
 @nox.session

@@ -12,7 +12,7 @@ from typing import Any
 from measure import Row
 from pack_miles.contract.sink import ContractSink
 from pack_miles.settings.config import load_config
-from pack_miles.training import launch, trainer
+from pack_miles.training import rank, trainer
 from pack_miles.training.actor import Actor
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo.toml"
@@ -41,7 +41,7 @@ def measure(quick: bool) -> list[Row]:
             ]
             for name, owner, attribute in watched:
                 stack.enter_context(_watch(owner, attribute, spent[name]))
-            status = launch.run_rank(0, config, "", debug=True)
+            status = rank.run_rank(0, config, "", debug=True)
         assert status == 0
     sums = {name: sum(each) for name, each in spent.items()}
     whole = sums["rollouts"] + sums["planning"] + sums["update"]

@@ -22,9 +22,18 @@ RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 #: Rows of the README's table: benchmark, work and who of each.
+PACKERS = ("lightbinpack obfd", "lightbinpack obfdp", "best_fit_decreasing, numpy", "best_fit_decreasing, python")
+STREAMS = ("grain first-fit, arrays", "torchtune next-fit, lists", "trl bfd in batches", "best_fit, arrays")
+WHOLE = ("TRL to Arrow, 1,000 at a time", "pack_dataset to Arrow", "pack_dataset to Parquet (zstd)")
 SHORT = (
-    ("packing", "1M lognormal, 4096", ("lightbinpack obfd", "lightbinpack obfdp", "best_fit_decreasing, numpy")),
-    ("packing", "10M lognormal, 4096", ("lightbinpack obfd", "lightbinpack obfdp", "best_fit_decreasing, numpy")),
+    ("packing", "functions, 4096", PACKERS),
+    ("packing", "1M lognormal, 4096", PACKERS),
+    ("packing", "10M lognormal, 4096", PACKERS),
+    ("streaming", "20,000 documents, window 64", STREAMS),
+    ("offline", "functions to 4096, planning alone", ("TRL, 1,000 at a time", "pack_dataset, all at once")),
+    ("offline", "functions to 4096, end to end", WHOLE),
+    ("scheduling", "512 rollouts, 8 ranks, 32768", ("verl", "schedule")),
+    ("scheduling", "4,096 rollouts, 8 ranks, 32768", ("schedule",)),
 )
 
 

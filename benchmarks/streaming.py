@@ -5,17 +5,19 @@ to grade-school problems: lognormal, median about 156, mean about 200 tokens. Ev
 same order, as NumPy arrays or as lists, and makes for each row of 2,048 tokens what a model takes: tokens, labels,
 positions and document boundaries or ids, as tensors or arrays (grain makes no labels). Times are processor time.
 
-grain (first fit, as many open rows as the window) and TRL (`pack_dataset` over batches of 1,000) take part where they
-are installed. torchtune does not: its last release, 0.6.1, does not import beside a current torchao, and its packer
-reads the whole dataset before the first row. The plain loop is next-fit with one concatenation a field.
+grain (first fit, as many open rows as the window), TRL (`pack_dataset` over batches of 1,000) and torchtune
+(`PackedDataset`, next-fit over lists, the whole dataset before the first row) take part where they are installed;
+torchtune's last release, 0.6.1, imports beside torchao 0.9. The plain loop is next-fit with one concatenation a field.
 """
 
 import ast
+import io
 import json
 import statistics
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stderr
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,6 +133,16 @@ def trl_batches(data: Any, window: int) -> Iterator[Any]:
         yield batch["input_ids"][0], batch["labels"], batch["position_ids"], batch["cu_seq_lens_q"]
 
 
+def torchtune_rows(samples: list[dict[str, list[int]]], window: int) -> Iterator[Any]:
+    """torchtune's rows: tokens, labels, positions and lengths."""
+    with redirect_stderr(io.StringIO()):  # it draws a bar wherever it runs
+        from torchtune.datasets import PackedDataset
+
+        rows = PackedDataset(samples, max_seq_len=CAPACITY)
+    for number in range(len(rows)):
+        yield rows[number]
+
+
 def consumed(rows: Iterable[Any]) -> int:
     """Go through all rows, and return how many they were."""
     return sum(1 for _ in rows)
@@ -159,6 +171,9 @@ def throughput(arrays: Documents, lists: Documents, window: int, runs: int) -> l
         ways["grain first-fit, arrays"] = partial(grain_first_fit, arrays, window)
     if find_spec("trl") and find_spec("datasets"):
         ways["trl bfd in batches"] = partial(trl_batches, trl_dataset(arrays), window)
+    if find_spec("torchtune"):
+        samples = [{"tokens": row["input_ids"], "labels": row["input_ids"]} for row in lists]
+        ways["torchtune next-fit, lists"] = partial(torchtune_rows, samples, window)
     tokens = sum(len(row["input_ids"]) for row in arrays)
     seconds = in_turn({name: partial(_run, way) for name, way in ways.items()}, runs, time.process_time)
     rows = []

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pack_miles.errors import InputError
 from pack_miles.settings.config import load_config
-from pack_miles.training.launch import run_rank
+from pack_miles.training.rank import run_rank
 from pack_miles.training.ray_ranks import run_actors
 from support.miles_config import write_toml
 from support.miles_ranks import alive, children

@@ -1,7 +1,7 @@
 """Start a run's ranks and see them end: all of them, together, with a word on what went wrong.
 
 Under torchrun (or anything else that sets RANK and WORLD_SIZE) this process is one rank. Otherwise it starts them
-all, as processes of this machine or as Ray actors (`run.engine`), and watches. All run `run_rank`.
+all, as processes of this machine or as Ray actors (`run.engine`), and watches. All run `rank.run_rank`.
 """
 
 import ctypes
@@ -11,43 +11,23 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event
 from types import FrameType
 
-import torch
-import torch.distributed as dist
-from rich.console import Console
-from torch.multiprocessing.spawn import start_processes
-
 from pack_miles import standing
 from pack_miles.asynchronous.post import Post
-from pack_miles.contract.sink import ContractSink, contract_path
-from pack_miles.errors import InputError
-from pack_miles.reporting.progress import Progress
 from pack_miles.settings.config import Config
-from pack_miles.training.collectives import RankError, World
-from pack_miles.training.scoring import DisagreementError
-from pack_miles.training.trainer import Clocks, train_rank
+from pack_miles.training.statuses import USER_MISTAKE, say
 
 #: How long the other ranks get to say what they saw before they are stopped, in seconds.
 GRACE = 5.0
-
-#: The exit status of a mistake the user can mend.
-USER_MISTAKE = 2
-
-#: Errors that every rank raises alike, so that one of them may speak for all.
-SHARED = (RankError, DisagreementError)
-
-#: What the collectives' library says when another rank is gone or does not answer.
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "timed out")
 
 
 class Stopped(BaseException):
@@ -61,7 +41,7 @@ def launch(config: Config, *, debug: bool = False) -> int:
     stopped from outside.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return run_rank(int(os.environ["RANK"]), config, "env://", debug)
+        return rank_of(int(os.environ["RANK"]), config, "env://", debug)
     root = Path(config.output.root)
     begun = standing.latest(root) if config.run.resume else None
     if begun is not None and standing.read(begun).rollouts >= config.miles.num_rollout:
@@ -81,17 +61,19 @@ def spawn(config: Config, debug: bool, begun: Path | None) -> int:
     """
     with tempfile.TemporaryDirectory() as meeting, _stoppable():
         arguments = (config, f"file://{meeting}/ranks", debug, os.getpid())
-        with _ignored(signal.SIGINT):  # the ranks inherit it: a terminal's Ctrl-C is this process's to answer
-            context = start_processes(  # type: ignore[no-untyped-call]
-                _spawned, args=arguments, nprocs=config.run.ranks, join=False, start_method="spawn"
-            )
+        ranks: list[BaseProcess] = []
         try:
-            statuses = _watch(context.processes)
+            with _held_back(signal.SIGINT):  # a terminal's Ctrl-C is this process's to answer, not the ranks'
+                for rank in range(config.run.ranks):
+                    process = get_context("spawn").Process(target=_spawned, args=(rank, *arguments))
+                    process.start()
+                    ranks.append(process)
+            statuses = _watch(ranks)
         except Stopped as stopped:
-            _end(context.processes)
+            _end(ranks)
             return _stopped(stopped, config, begun)
         finally:
-            _end(context.processes)
+            _end(ranks)
     return _status(statuses, _ending(statuses), config, begun)
 
 
@@ -101,7 +83,7 @@ def actors(config: Config, debug: bool, begun: Path | None) -> int:
 
     asked = Event()
     with futures.ThreadPoolExecutor(1) as thread, _stoppable():
-        running = thread.submit(run_actors, run_rank, config, debug, GRACE, asked)
+        running = thread.submit(run_actors, rank_of, config, debug, GRACE, asked)
         try:
             while not futures.wait([running], timeout=LOOK).done:
                 with _stoppable():  # anew: Ray, while it starts, puts a handler before this one that prints a stack
@@ -119,7 +101,7 @@ def actors(config: Config, debug: bool, begun: Path | None) -> int:
 
 
 def _stopped(stopped: Stopped, config: Config, begun: Path | None) -> int:
-    _say(f"stopped by {signal.Signals(stopped.args[0]).name}; all ranks are stopped{_remedy(config, begun)}")
+    say(f"stopped by {signal.Signals(stopped.args[0]).name}; all ranks are stopped{_remedy(config, begun)}")
     return 128 + int(stopped.args[0])
 
 
@@ -129,7 +111,7 @@ def _status(statuses: Sequence[int | None], ending: str, config: Config, begun: 
         return 0
     if USER_MISTAKE in statuses:
         return USER_MISTAKE  # the rank has said what to mend
-    _say(f"error: {ending}; the run is over and no rank is left{_remedy(config, begun)}")
+    say(f"error: {ending}; the run is over and no rank is left{_remedy(config, begun)}")
     return 1
 
 
@@ -183,19 +165,28 @@ def _heard(number: signal.Signals) -> Iterator[None]:
 
 
 @contextmanager
-def _ignored(number: signal.Signals) -> Iterator[None]:
-    before = signal.signal(number, signal.SIG_IGN)
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Hear of a signal at the end only; a process that is started meanwhile inherits the block, and never does."""
+    resource_tracker.ensure_running()  # by itself it would start with the first process, and lift the block
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
     finally:
-        signal.signal(number, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
+def rank_of(rank: int, config: Config, meeting: str, debug: bool, post: Post | None = None) -> int:
+    """Run one rank, see `pack_miles.training.rank`; torch is loaded here, and so not where ranks are only watched."""
+    from pack_miles.training.rank import run_rank
+
+    return run_rank(rank, config, meeting, debug, post)
 
 
 def _spawned(rank: int, config: Config, meeting: str, debug: bool, parent: int) -> None:
     _end_with(parent)
     # Ranks of one machine meet on loopback; a host name that does not resolve must not stop them.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    sys.exit(run_rank(rank, config, meeting, debug))
+    sys.exit(rank_of(rank, config, meeting, debug))
 
 
 def _end_with(parent: int) -> None:
@@ -205,64 +196,6 @@ def _end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was asked
         sys.exit(1)
-
-
-def run_rank(rank: int, config: Config, meeting: str, debug: bool, post: Post | None = None) -> int:
-    """Run one rank in this process and return its exit status; what went wrong is written down and said.
-
-    `post` is where an asynchronous run's collections come from.
-    """
-    torch.set_num_threads(config.run.threads_per_rank)
-    size = config.run.ranks
-    shown = config.tracking.progress and rank == 0
-    try:
-        with ContractSink(contract_path(Path(config.output.root), rank), rank) as sink:
-            if size > 1:
-                dist.init_process_group(
-                    # Control messages are CPU tensors, whatever the backend of the gradients is.
-                    "gloo" if config.run.backend == "gloo" else f"cpu:gloo,cuda:{config.run.backend}",
-                    init_method=meeting,
-                    rank=rank,
-                    world_size=size,
-                    timeout=timedelta(seconds=config.run.timeout_seconds),
-                )
-            with Progress(config.miles.num_rollout, shown) as progress:
-                clocks = Clocks(time.time, time.perf_counter)
-                train_rank(config, World(rank, size), clocks, sink, progress, _device(rank, config), post)
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        if isinstance(error, SHARED):
-            if rank == 0:
-                _say(f"error: {error}")
-        else:
-            _say(f"rank {rank}: {_words(error, config)}")
-        return USER_MISTAKE if isinstance(error, InputError) else 1
-    finally:
-        if size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
-    return 0
-
-
-def _device(rank: int, config: Config) -> torch.device:
-    """Return where this rank's model lives: with nccl the GPU of its place on this machine, else the CPU."""
-    if config.run.backend != "nccl":
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
-    torch.cuda.set_device(device)
-    return device
-
-
-def _words(error: Exception, config: Config) -> str:
-    """Return an error as a person wants to read it."""
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}; free space there, or choose another output.root"
-    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
-        return (
-            "lost another rank: it is gone, or did not answer within "
-            f"run.timeout_seconds = {config.run.timeout_seconds:g} (--debug shows more)"
-        )
-    return str(error)
 
 
 def _ending(statuses: Sequence[int | None]) -> str:
@@ -280,13 +213,3 @@ def _remedy(config: Config, begun: Path | None) -> str:
     if saved is None or saved == begun:
         return ""
     return f"; the newest checkpoint is {saved}: go on with --run.resume true"
-
-
-def _say(text: str) -> None:
-    """Say something on standard error, on a line of its own even where a progress bar was cut off."""
-    console = Console(stderr=True)
-    if console.is_terminal:
-        console.show_cursor()
-        sys.stderr.write("\n")
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
