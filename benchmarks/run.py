@@ -21,19 +21,35 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
-#: Rows of the README's table: benchmark, work and who of each.
-PACKERS = ("lightbinpack obfd", "lightbinpack obfdp", "best_fit_decreasing, numpy", "best_fit_decreasing, python")
-STREAMS = ("grain first-fit, arrays", "torchtune next-fit, lists", "trl bfd in batches", "best_fit, arrays")
-WHOLE = ("TRL to Arrow, 1,000 at a time", "pack_dataset to Arrow", "pack_dataset to Parquet (zstd)")
+#: Rows of the README's table: what is said, benchmark, work, who else does it, and which of ours.
+PACKERS = ("lightbinpack obfd", "lightbinpack obfdp", "seqpacker obfd", "seqpacker obfdp")
+STREAMS = ("grain first-fit, arrays", "torchtune next-fit, lists", "trl bfd in batches")
+NUMPY, PYTHON = "best_fit_decreasing, numpy", "best_fit_decreasing, python"
 SHORT = (
-    ("packing", "functions, 4096", PACKERS),
-    ("packing", "1M lognormal, 4096", PACKERS),
-    ("packing", "10M lognormal, 4096", PACKERS),
-    ("streaming", "20,000 documents, window 64", STREAMS),
-    ("offline", "functions to 4096, planning alone", ("TRL, 1,000 at a time", "pack_dataset, all at once")),
-    ("offline", "functions to 4096, end to end", WHOLE),
-    ("scheduling", "512 rollouts, 8 ranks, 32768", ("verl", "schedule")),
-    ("scheduling", "4,096 rollouts, 8 ranks, 32768", ("schedule",)),
+    ("functions packed to 4,096, NumPy", "packing", "functions, 4096", PACKERS, NUMPY),
+    ("the same, plain Python", "packing", "functions, 4096", PACKERS, PYTHON),
+    ("1M lognormal lengths to 4,096, NumPy", "packing", "1M lognormal, 4096", PACKERS, NUMPY),
+    ("the same, plain Python", "packing", "1M lognormal, 4096", PACKERS, PYTHON),
+    ("10M lognormal lengths to 4,096, NumPy", "packing", "10M lognormal, 4096", PACKERS, NUMPY),
+    ("20,000 documents streamed, window 8", "streaming", "20,000 documents, window 8", STREAMS, "best_fit, arrays"),
+    ("the same, window 64", "streaming", "20,000 documents, window 64", STREAMS, "best_fit, arrays"),
+    ("the same, window 256", "streaming", "20,000 documents, window 256", STREAMS, "best_fit, arrays"),
+    (
+        "a data set of functions planned",
+        "offline",
+        "functions to 4096, planning alone",
+        ("TRL, 1,000 at a time", "TRL, all at once"),
+        "pack_dataset, all at once",
+    ),
+    (
+        "the same planned and written as Arrow",
+        "offline",
+        "functions to 4096, end to end",
+        ("TRL to Arrow, 1,000 at a time", "TRL to Arrow, all at once"),
+        "pack_dataset to Arrow",
+    ),
+    ("512 rollouts for 8 ranks", "scheduling", "512 rollouts, 8 ranks, 32768", ("verl",), "schedule"),
+    ("4,096 rollouts for 8 ranks", "scheduling", "4,096 rollouts, 8 ranks, 32768", (), "schedule"),
 )
 
 
@@ -96,11 +112,18 @@ def _report(chosen: list[Benchmark], measured: dict[str, list[Row]], where: dict
 def _write_short(page: Path, measured: dict[str, list[Row]], where: dict[str, str]) -> None:
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    lines = [f"Measured {where['date']} on {where['machine']}, Python {where['python']}:", ""]
-    lines += ["| work | who | ms: median (least to most) | result |", "|---|---|---|---|"]
-    for name, work, who in SHORT:
+    lines = [f"Medians in milliseconds, measured {where['date']} on {where['machine']}, Python {where['python']}:", ""]
+    lines += ["| work | fastest peer | | ours | |", "|---|---|---|---|---|"]
+    for said, name, work, peers, own in SHORT:
         rows = {row.who: row for row in measured.get(name, []) if row.work == work}
-        lines += [f"| {work} | {x} | {rows[x].milliseconds} | {_result(rows[x])} |" for x in who if x in rows]
+        if own not in rows:
+            continue
+        ours, others = rows[own].median, [rows[peer] for peer in peers if peer in rows]
+        cells = ["", "", f"{1e3 * ours:,.3g}", ""]
+        if others:
+            peer = min(others, key=lambda row: row.median)
+            cells = [peer.who, f"{1e3 * peer.median:,.3g}", cells[2], f"{peer.median / ours:,.3g} times as fast"]
+        lines.append(f"| {said} | {' | '.join(cells)} |")
     page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 

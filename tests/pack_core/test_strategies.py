@@ -3,10 +3,12 @@
 import random
 from array import array
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_core import LengthError, PackError, Packing, pack
+from pack_core.kernels import packing_numpy
 from support.packing_oracles import OVERLONG, STRATEGIES, cut_row, faults, fit, pieces
 
 #: Strategy, lengths, packs of ten tokens; worked by hand.
@@ -218,6 +220,20 @@ def test_lengths_are_read_and_never_written(strategy: str) -> None:
     given = array("i", [5, 4, 4, 3, 2, 2, 30])
     pack(given, capacity=10, strategy=strategy, overlong="split", align=2, kernels="numpy")
     assert given == array("i", [5, 4, 4, 3, 2, 2, 30])
+
+
+@pytest.mark.parametrize(
+    ("documents", "longest"), [(1, 1), (2, 1), (3_000, 7), (5_000, 2**16), (5_000, 2**19), (4_097, 2**20)]
+)
+def test_documents_are_ranked_alike_by_values_and_by_places(
+    documents: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longest first and as they come on ties, as sorted by Python; the last two sizes do not fit 32 bits with a place."""
+    lengths = random.Random(5).choices(range(1, longest + 1), k=documents)
+    wanted = sorted(range(documents), key=lambda place: -lengths[place])
+    for sorts_values in (True, False):
+        monkeypatch.setattr(packing_numpy, "_SORTS_VALUES", sorts_values)
+        assert packing_numpy.group(np.array(lengths))[1].tolist() == wanted
 
 
 def test_narrow_lengths_do_not_wrap() -> None:

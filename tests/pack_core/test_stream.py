@@ -261,6 +261,8 @@ def test_the_state_is_small_json_and_a_finished_stream_takes_no_more() -> None:
     text = json.dumps(state.to_json())
     assert len(text) < 20_000
     assert StreamState.from_json(json.loads(text)) == state
+    assert json.loads(state.to_text()) == json.loads(text)
+    assert StreamState.from_text(state.to_text()) == state
     last, packs = finish(options, state)
     assert packs
     assert finish(options, last) == (last, [])
@@ -276,6 +278,11 @@ def test_states_that_were_changed_are_refused() -> None:
     for change in ({"waiting": []}, {"waiting": state.to_json()["waiting"][::-1]}, {"tickets": 1}, {"row": 3}):
         with pytest.raises(RecordError):
             StreamState.from_json(state.to_json() | change)
+        with pytest.raises(RecordError):
+            StreamState.from_text(json.dumps(state.to_json() | change))
+    for text in ("", "[]", '{"waiting"', None, state.to_json()):
+        with pytest.raises(RecordError, match="to_text"):
+            StreamState.from_text(text)  # type: ignore[arg-type]
 
 
 def test_numpy_is_not_needed() -> None:

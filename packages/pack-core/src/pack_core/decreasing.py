@@ -47,7 +47,9 @@ def decreasing(counts: Counts, capacity: int, most: int, *, best: bool) -> Steps
         while left:
             if ready:
                 _, first, packs, held, room = heappop(ready)
-                each = min(room // size, most - held)
+                each = room // size
+                if each > most - held:
+                    each = most - held
             else:
                 first, held, room = opened, 0, capacity
                 each = min(room // size, most)

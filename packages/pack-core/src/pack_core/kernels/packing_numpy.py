@@ -13,6 +13,8 @@ from pack_core.lengths import LARGEST, Lengths, read_lengths
 _Row: TypeAlias = NDArray[Any]
 
 _RADIX = 2**16
+#: Since NumPy 2 values are sorted by vector instructions on all common machines; before, sorting places was faster.
+_SORTS_VALUES = int(np.__version__.split(".")[0]) >= 2
 #: Documents laid at a time: what is held beside input and result then stays in a core's cache.
 _AT_A_TIME = 2**17
 
@@ -122,13 +124,18 @@ def partial(pieces: Pieces, tokens: _Row, order: "array[int]") -> "tuple[array[i
 
 def group(sizes: _Row) -> tuple[Counts, _Row]:
     """Return the documents counted by size, and ranked by it, longest first, in arrival order on ties."""
-    return count(sizes), _ranked(sizes)
+    top = int(sizes.max())
+    return _counted(sizes, top), _ranked(sizes, top)
 
 
 def count(sizes: Sequence[int] | _Row) -> Counts:
     """Return the documents counted by size."""
-    sizes = np.asarray(sizes)
-    if int(sizes.max()) <= 4 * len(sizes) + _RADIX:
+    row = np.asarray(sizes)
+    return _counted(row, int(row.max()))
+
+
+def _counted(sizes: _Row, top: int) -> Counts:
+    if top <= 4 * len(sizes) + _RADIX:
         counts = np.bincount(sizes.astype(np.int64, copy=False))
         rising = np.flatnonzero(counts)
         counts = counts[rising]
@@ -184,8 +191,16 @@ def _places(starts: _Row, first: _Row, packs: _Row, each: _Row, before: _Row) ->
     return places
 
 
-def _ranked(sizes: _Row) -> _Row:
-    top = int(sizes.max())
+def _ranked(sizes: _Row, top: int) -> _Row:
+    bits = (len(sizes) - 1).bit_length()
+    if _SORTS_VALUES and (top - 1).bit_length() + bits <= 32 > bits:
+        # Size and place in one number: in half the time of places sorted by size, and the places make it stable.
+        codes = np.uint32(top) - sizes.astype(np.uint32)
+        codes <<= np.uint32(bits)
+        codes |= np.arange(len(sizes), dtype=np.uint32)
+        codes.sort()
+        codes &= np.uint32((1 << bits) - 1)
+        return codes
     if top < _RADIX:
         order: _Row = np.argsort(np.uint16(top) - sizes.astype(np.uint16), kind="stable")
         return order

@@ -278,18 +278,41 @@ class StreamState(msgspec.Struct, frozen=True):
             RecordError: this is none, or its numbers contradict each other.
         """
         try:
-            state = msgspec.convert(value, cls)
+            return msgspec.convert(value, cls)._checked()
         except msgspec.ValidationError as error:
             raise RecordError(f"this is no state of a stream: {error}; give what to_json returned") from None
-        units = [*state.waiting, *([state.gathering] if state.gathering else [])]
+
+    def to_text(self) -> str:
+        """Return the JSON of the state as text, which is made and passed on sooner than what it holds.
+
+        >>> StreamState.from_text(StreamState().to_text()) == StreamState()
+        True
+        """
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> "StreamState":
+        """Return the state that `to_text` gave.
+
+        Raises:
+            RecordError: this is none, or its numbers contradict each other.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)._checked()
+        except (msgspec.DecodeError, TypeError) as error:
+            raise RecordError(f"this is no state of a stream: {error}; give what to_text returned") from None
+
+    def _checked(self) -> "StreamState":
+        """Return it if its numbers agree with each other."""
+        units = [*self.waiting, *([self.gathering] if self.gathering else [])]
         for unit in units:
             if not unit.parts or unit.length != sum(part.tokens for part in unit.parts):
                 raise RecordError(f"what waits at ticket {unit.ticket} does not have the tokens of its parts")
-        tickets = [unit.ticket for unit in state.waiting]
-        if tickets != sorted(set(tickets)) or (tickets and tickets[-1] >= state.tickets):
+        tickets = [unit.ticket for unit in self.waiting]
+        if tickets != sorted(set(tickets)) or (tickets and tickets[-1] >= self.tickets):
             raise RecordError("what waits is not in the order it was admitted; the state was changed")
-        held = sum(unit.length for unit in units) + sum(part.tokens for part in state.row)
-        counts = state.counts
+        held = sum(unit.length for unit in units) + sum(part.tokens for part in self.row)
+        counts = self.counts
         if counts.seen.tokens != counts.packed.tokens + counts.lost_tokens + held:
             raise RecordError("the counts of the state do not add up to the tokens it has seen; it was changed")
-        return state
+        return self

@@ -45,7 +45,7 @@ class Mark:
         """Return it as what JSON holds."""
         own = {name: getattr(self, name) for name in ("reader", "first", "made", "told")}
         trimmed = {name: [*tally] for name, tally in self.trimmed.items()}
-        return own | {"stream": self.stream.to_json(), "trimmed": trimmed}
+        return own | {"stream": self.stream.to_text(), "trimmed": trimmed}
 
     def discarding(self, packs: Sequence[StreamPack]) -> tuple[Mark, Tally]:
         """Return the mark with nothing waiting and these packs not given, and how much is lost by that."""
@@ -111,7 +111,7 @@ class Blocks:
         Raises:
             RecordError: the source gives other rows than it did.
         """
-        self._stream = StreamState.from_json(mark["stream"])
+        self._stream = StreamState.from_text(mark["stream"])
         self._trimmed = {name: (documents, tokens) for name, (documents, tokens) in mark["trimmed"].items()}
         self._told, self._made = dict(mark["told"]), mark["first"]
         state = self._stream
