@@ -228,7 +228,7 @@ def test_lengths_are_read_and_never_written(strategy: str) -> None:
 def test_documents_are_ranked_alike_by_values_and_by_places(
     documents: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longest first and as they come on ties, as sorted by Python; the last two sizes do not fit 32 bits with a place."""
+    """Longest first, as they come on ties; the last two lengths do not fit 32 bits beside a place."""
     lengths = random.Random(5).choices(range(1, longest + 1), k=documents)
     wanted = sorted(range(documents), key=lambda place: -lengths[place])
     for sorts_values in (True, False):
