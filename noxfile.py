@@ -31,6 +31,9 @@ PYTEST = ["pytest", "--numprocesses=2"]
 PEERS = ["lightbinpack==0.1.1", "grain==0.2.18", "trl==1.16.0", "transformers==5.24.0", "torchtune==0.6.1"]
 PEERS += ["torchao==0.9.0"]  # newer ones lack what torchtune imports
 
+#: Bytes of pack-core's wheel, a third of which are docstrings.
+LARGEST_CORE = 155_000
+
 #: pip compiles all of torch to byte code where importing compiles the few modules that are used.
 os.environ.setdefault("PIP_COMPILE", "0")
 
@@ -125,6 +128,11 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(work / "dist", ignore_errors=True)
     for name in ALL:
         session.run("python", "-m", "build", "--wheel", "--outdir", str(work / "dist"), f"packages/{name}", silent=True)
+    (core,) = (work / "dist").glob("pack_core-*.whl")
+    if core.stat().st_size > LARGEST_CORE:
+        session.error(
+            f"{core.name} has {core.stat().st_size:,} bytes, more than {LARGEST_CORE:,}: it is embedded in others"
+        )
     smoke = Path("tests/smoke.py").resolve()
     session.chdir(work)  # a path of the checkout must not make a missing file of the wheel look present
     for name in ("pack-core", "pack-miles"):

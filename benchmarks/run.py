@@ -112,19 +112,23 @@ def _report(chosen: list[Benchmark], measured: dict[str, list[Row]], where: dict
 def _write_short(page: Path, measured: dict[str, list[Row]], where: dict[str, str]) -> None:
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    lines = [f"Medians in milliseconds, measured {where['date']} on {where['machine']}, Python {where['python']}:", ""]
-    lines += ["| work | fastest peer | | ours | |", "|---|---|---|---|---|"]
+    lines = [f"Medians, measured {where['date']} on {where['machine']}, Python {where['python']}:", ""]
+    lines += ["| work | fastest peer | its ms | our ms | |", "|---|---|---|---|---|"]
     for said, name, work, peers, own in SHORT:
         rows = {row.who: row for row in measured.get(name, []) if row.work == work}
         if own not in rows:
             continue
         ours, others = rows[own].median, [rows[peer] for peer in peers if peer in rows]
-        cells = ["", "", f"{1e3 * ours:,.3g}", ""]
+        cells = ["none does it", "", _short(1e3 * ours), ""]
         if others:
             peer = min(others, key=lambda row: row.median)
-            cells = [peer.who, f"{1e3 * peer.median:,.3g}", cells[2], f"{peer.median / ours:,.3g} times as fast"]
+            cells = [peer.who, _short(1e3 * peer.median), cells[2], f"{_short(peer.median / ours)} times as fast"]
         lines.append(f"| {said} | {' | '.join(cells)} |")
     page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
 
 
 if __name__ == "__main__":
