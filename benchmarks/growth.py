@@ -17,6 +17,8 @@ CAPACITY = 4_096
 ARRIVING = ("next_fit", "first_fit", "best_fit")
 DECREASING = ("first_fit_decreasing", "best_fit_decreasing", "fewest")
 FITTED_FROM = 10_000
+#: Less than this is what the process itself comes and goes by.
+LEAST_MB = 0.1
 
 
 def measure(quick: bool) -> list[Row]:
@@ -64,11 +66,13 @@ def draw(rows: list[Row], folder: Path) -> list[str]:
         said.append(f"{strategy} grows with the {slope:g}th power")
         axes[0, 0].plot(documents, [row.median for row in own], marker="o", label=f"{strategy}: exponent {slope:g}")
         if weighed:
-            axes[0, 1].plot(documents, [row.figures["peak MB above input"] for row in own], marker="o", label=strategy)
+            weights = [(row.figures["documents"], row.figures["peak MB above input"]) for row in own]
+            seen = [weight for weight in weights if weight[1] >= LEAST_MB]
+            axes[0, 1].plot(*zip(*seen, strict=True), marker="o", label=strategy)
     axes[0, 0].set_ylabel("seconds (median)")
     if weighed:
         axes[0, 1].set_ylabel("peak memory above the input, MB")
-        axes[0, 1].set_ylim(bottom=0.1)
+        axes[0, 1].set_ylim(bottom=LEAST_MB)
     for each in axes[0]:
         each.set(xscale="log", yscale="log", xlabel="documents")
         each.grid(alpha=0.3)

@@ -21,7 +21,7 @@ from pack_torch import model as model_module
 from pack_torch.testing import assert_documents_isolated, assert_packing_equivalent, explain
 from support.mixer_model import VOCAB, MixerModel
 from support.torch_cases import CONFIG, PACKS, make_rollouts, record_routes
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +198,36 @@ def test_a_training_forward_that_is_not_what_scoring_gave_is_found(rollouts: lis
 
     with pytest.raises(AssertionError, match=r"in the training forward .* in the scoring pass.*off by 0\.5.*dropout"):
         assert_packing_equivalent(other_in_training, rollouts, parameters=model)
+
+
+class Rounding(nn.Module):
+    """What rounds differently in a row of several documents."""
+
+    def forward(self, tokens: Tensor, documents: int) -> Tensor:
+        return tokens + 1e-8 * documents
+
+
+class Leaking(nn.Module):
+    """What sees all that lies before."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.cumsum(0)
+
+
+class RoundingAndLeaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounding, self.leaking = Rounding(), Leaking()
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        rows = scored_rows(batch.doc_lens, batch.response_lens)
+        return -0.01 * self.leaking(self.rounding(batch.input_ids.double(), batch.documents))[rows]
+
+
+def test_rounding_below_the_tolerance_is_not_taken_for_the_fault(rollouts: list[Rollout]) -> None:
+    model, batch = RoundingAndLeaking(), build_batch(plain(rollouts), (0, 1, 3))
+    finding = explain(model, batch)
+    assert finding is not None
+    assert str(finding.layer).startswith("rounding"), "asked exactly, it differs first"
+    with pytest.raises(AssertionError, match="mask ignored: .* The first output to differ is that of leaking"):
+        assert_documents_isolated(model, batch, tolerance=1e-6)
