@@ -229,5 +229,5 @@ def test_rounding_below_the_tolerance_is_not_taken_for_the_fault(rollouts: list[
     finding = explain(model, batch)
     assert finding is not None
     assert str(finding.layer).startswith("rounding"), "asked exactly, it differs first"
-    with pytest.raises(AssertionError, match="mask ignored: .* The first output to differ is that of leaking"):
+    with pytest.raises(AssertionError, match=r"mask ignored: .* The first output to differ is that of leaking"):
         assert_documents_isolated(model, batch, tolerance=1e-6)
