@@ -83,7 +83,8 @@ def filled(
     >>> filled([0, 1, 2, 3], [6, 5, 3, 1], capacity=9)  # one rank: 6 3 | 5 1
     [[[0, 2]], [[1, 3]]]
     """
-    samples = [(index, lengths[index], lengths[index] * (linear + lengths[index])) for index in order]
+    longest_first = map(lengths.__getitem__, order)
+    samples = [(index, length, length * (linear + length)) for index, length in zip(order, longest_first, strict=True)]
     _, shortest, lightest = samples[-1]
     places = _Places(ranks, capacity, most or len(order), linear, lightest)
     places.open(count or 1)
