@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from pack_torch import (
 )
 from pack_torch.testing import assert_documents_isolated, assert_packing_equivalent, explain
 from pack_torch.trainer import TrainerCollator, pack_batches
-from support.tiny_transformers import DECODER, FLEX_IS_SLOW
+from support.tiny_transformers import DECODER, FLEX_IS_SLOW, assert_told_documents, flash_stand_in
 from torch import Tensor, nn
 
 SIZES = DECODER | {"eos_token_id": None}
@@ -100,31 +99,14 @@ def test_the_oracle_finds_flex_attention_isolated() -> None:
 
 def test_flash_attention_is_told_lengths_and_one_row_and_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
-
-    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any) -> Any:
-        calls.append({"mask": mask, **told})
-        parts = [
-            nn.functional.scaled_dot_product_attention(
-                *(one[:, :, first:last] for one in (query, key, value)), is_causal=True, enable_gqa=True
-            )
-            for first, last in pairwise(told["cu_seq_lens_q"].tolist())
-        ]
-        return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "flash_attention_2", attend)
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "flash_attention_2", flash_stand_in(calls))
     model = llama("flash_attention_2")
     call, row = through_collator(model), build_batch(rollouts(), [1, 0])
     assert_packing_equivalent(call, rollouts(), parameters=model, tolerance=1e-9)
     calls.clear()
     with torch.no_grad():
         call(row)
-    assert len(calls) == SIZES["num_hidden_layers"]
-    for told in calls:
-        assert told["mask"] is None
-        for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-            assert told[name].dtype == torch.int32
-            assert told[name].tolist() == [0, 6, 15]
-        assert (told["max_length_q"], told["max_length_k"]) == (9, 9)
+    assert_told_documents(calls, [0, 6, 15], longest=9)
 
 
 def test_rows_by_hand() -> None:

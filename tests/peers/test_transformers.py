@@ -1,7 +1,6 @@
 """The oracle on small random models of Hugging Face transformers, built from configurations: nothing is fetched."""
 
 from collections.abc import Iterable
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import transformers
 from pack_torch import PackedBatch, Rollout, build_batch, scored_rows, target_log_probs
 from pack_torch.huggingface import HuggingFaceModel
 from pack_torch.testing import assert_documents_isolated, assert_packing_equivalent, explain
-from support.tiny_transformers import DECODER, FLEX_IS_SLOW
+from support.tiny_transformers import DECODER, FLEX_IS_SLOW, assert_told_documents, flash_stand_in
 from torch import Tensor, nn
 
 EXPERTS = {
@@ -184,23 +183,6 @@ def test_a_linear_attention_model_on_rows_of_one_document_is_the_model_itself(
     assert relative_error(got, wanted) <= GRADIENTS["eager"]
 
 
-def flash_stand_in(calls: list[dict[str, Any]]) -> Any:
-    """A function in flash attention's place: notes what it is told, and computes from the lengths alone."""
-
-    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any) -> Any:
-        calls.append({"mask": mask, **told})
-        ends = told["cu_seq_lens_q"].tolist()
-        parts = [
-            nn.functional.scaled_dot_product_attention(
-                *(one[:, :, first:last] for one in (query, key, value)), is_causal=True, enable_gqa=True
-            )
-            for first, last in pairwise(ends)
-        ]
-        return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-    return attend
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_flash_attention_is_told_the_lengths_and_nothing_else(
     kind: str, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
@@ -214,13 +196,8 @@ def test_flash_attention_is_told_the_lengths_and_nothing_else(
     batch = build_batch(rollouts, [1, 0])
     with torch.no_grad():
         model(batch)
-    assert len(calls) == DECODER["num_hidden_layers"]
+    assert_told_documents(calls, [0, 6, 15], longest=9)
     for told in calls:
-        assert told["mask"] is None
-        for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-            assert told[name].dtype == torch.int32
-            assert told[name].tolist() == [0, 6, 15]
-        assert (told["max_length_q"], told["max_length_k"]) == (9, 9)
         assert type(told["max_length_q"]) is int
         assert told["position_ids"].tolist() == [[*range(6), *range(9)]]
     assert_packing_equivalent(model, rollouts)

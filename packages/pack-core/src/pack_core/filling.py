@@ -116,10 +116,10 @@ class _Places:
         self.ranks, self.capacity, self.most, self.linear, self.lightest = ranks, capacity, most, linear, lightest
         self.packs: list[Packs] = []
         #: Of each pack: tokens left, the work of one sample of so many, its work, and how much heavier it may become.
-        self.room: Packs = []
-        self.fits: Packs = []
-        self.held: Packs = []
-        self.spare: Packs = []
+        self.room: list[list[int]] = []
+        self.fits: list[list[int]] = []
+        self.held: list[list[int]] = []
+        self.spare: list[list[int]] = []
         #: Of each position: most room of a pack, all room, and most spare of a pack.
         self.largest: list[int] = []
         self.free: list[int] = []
