@@ -84,11 +84,13 @@ class PackCollator:
         """
         form = MASKS[self.mask]
         _check_alike(packs)
-        filled = sum(pack.capacity if self.static else pack.tokens for pack in packs)
+        length = packs[0].capacity
+        if form.flat:
+            length = sum([pack.capacity if self.static else pack.tokens for pack in packs])
         batch = lay_packs(
             packs,
             form.lay,
-            filled if form.flat else packs[0].capacity,
+            length,
             flat=form.flat,
             form=form.inputs,
             mask_fn=self.mask_fn,

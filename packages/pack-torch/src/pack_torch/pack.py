@@ -165,9 +165,9 @@ def lay_packs(packs: Sequence[Pack], lay: Lay, length: int, **options: Any) -> B
     return Batch(
         columns,
         positions,
-        tuple(_carried(format, part) for part in parts),
+        tuple([_carried(format, part) for part in parts]),
         format,
-        infos=tuple(pack.info for pack in packs),
+        infos=tuple([pack.info for pack in packs]),
         payloads=format.payload_inputs(parts),
         **options,
     )

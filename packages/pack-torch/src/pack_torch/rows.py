@@ -300,10 +300,12 @@ def lay_flat(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
 
 def lay_padded(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
     """Return `[B, length, ...]`: each part on a row of its own, then `pad`, or the numbers from 0 on."""
-    filled = _empty(len(parts), length, parts[0])
+    filled, numbers = _empty(len(parts), length, parts[0]), counting(length)
     for row, part in enumerate(parts):
-        filled[row, : len(part)] = part
-        filled[row, len(part) :] = counting(length - len(part)) if pad is None else pad
+        size = len(part)
+        filled[row, :size] = part
+        if size < length:
+            filled[row, size:] = numbers[: length - size] if pad is None else pad
     return torch.from_numpy(filled)
 
 

@@ -112,26 +112,28 @@ def first_fit(sizes: Sequence[int], tickets: Sequence[int], limits: Limits) -> R
 def _by_length(given: Sequence[int], tickets: Sequence[int], limits: Limits, oldest_first: bool) -> Rows:
     """Take the longest document that fits; where `oldest_first`, only if the oldest does not fit."""
     rows, sizes, head = Rows(), [*given, 0], 0
-    room, left, wait = limits.room, limits.left, limits.max_wait
+    row, room, left, wait = rows.row, limits.room, limits.left, limits.max_wait
     # Sorted by size, of equals the latest first: the last code that a room allows is the oldest of the longest.
     codes = [size << 32 | _PLACE - place for place, size in enumerate(given)]
-    held = sorted(codes[: limits.window - 1])
-    for latest in range(limits.window - 1, len(given)):
-        insort(held, codes[latest])
+    waited = limits.window - 1
+    held = sorted(codes[:waited])
+    for latest, code in enumerate(codes[waited:], waited):
+        insort(held, code)
         due = wait is not None and tickets[latest] - tickets[head] >= wait
-        if due or (oldest_first and sizes[head] <= room):
-            if sizes[head] > room:
+        oldest = sizes[head]
+        if due or (oldest_first and oldest <= room):
+            if oldest > room:
                 rows.close("due")
-                room, left = limits.capacity, limits.most
+                row, room, left = rows.row, limits.capacity, limits.most
             at = bisect_left(held, codes[head])
         else:
             at = bisect_left(held, (room + 1) << 32) - 1
             if at < 0:
                 rows.close("closed")
-                room, left = limits.capacity, limits.most
+                row, room, left = rows.row, limits.capacity, limits.most
                 at = bisect_left(held, codes[head]) if oldest_first else len(held) - 1
         place = _PLACE - (held.pop(at) & _PLACE)
-        rows.row.append(place)
+        row.append(place)
         room -= sizes[place]
         left -= 1
         sizes[place] = _TAKEN
@@ -139,7 +141,7 @@ def _by_length(given: Sequence[int], tickets: Sequence[int], limits: Limits, old
             head += 1
         if not room or not left:
             rows.close("full")
-            room, left = limits.capacity, limits.most
+            row, room, left = rows.row, limits.capacity, limits.most
     return rows
 
 

@@ -169,8 +169,9 @@ class Sft(Format):
         learned = columns[self.tokens]
         masks = [columns[name] for name in self.masks if name in columns]
         prompts = () if self.train_on_prompt else values.get(self.prompt_length, ())
-        if masks or prompts:
-            learned = learned.copy()
+        if not masks and not prompts:
+            return shifted(learned, ends, IGNORED)
+        learned = learned.copy()
         for mask in masks:
             learned[mask == 0] = IGNORED
         for end, length, prompt in zip(ends.tolist(), lengths, prompts, strict=False):

@@ -248,10 +248,15 @@ class _Iteration(Iterator[Pack]):
                 "given": 0,
                 "ended": self._ended or mark.stream.finished,
             }
-        mark = self._mark
-        if self._block is not None:
-            mark = self._block.after if self._ended else self._block.mark
+        block = self._block
+        if block is None:
+            mark, given = self._mark, self._skip
+        elif self._ended:
+            mark, given = block.after, 0
+        else:
+            mark, given = block.mark, self._given
         if self._json is None or self._json[0] is not mark:
-            self._json = (mark, mark.to_json())
-        given = self._skip if self._block is None else self._given * (not self._ended)
-        return {**self._begun, "block": [self._json[1]], "given": given, "ended": self._ended}
+            self._json = (mark, {**self._begun, "block": [mark.to_json()], "given": given, "ended": self._ended})
+        state = self._json[1].copy()  # states of a block are all but alike, and a copy is the soonest made
+        state["given"], state["ended"] = given, self._ended
+        return state
