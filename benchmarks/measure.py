@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,22 +63,30 @@ def in_turn(
 ) -> dict[str, tuple[float, ...]]:
     """Return the seconds of each action, one run of each after another, so that a busy minute strikes all alike.
 
-    Every round has an order of its own: an action also pays for the state its forerunner leaves the heap in. As in
-    `timeit`, nothing is searched for cycles meanwhile, so that nobody pays for what others keep.
+    Every round has an order of its own: an action also pays for the state its forerunner leaves the heap in.
     """
     for action in actions.values():
         action()
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for run in range(runs):
         for name in Random(run).sample(list(actions), len(actions)):
-            gc.collect()
-            gc.disable()
-            begin = clock()
-            result = actions[name]()
-            seconds[name].append(clock() - begin)
-            gc.enable()
+            with uncollected():
+                begin = clock()
+                result = actions[name]()
+                seconds[name].append(clock() - begin)
             del result  # freeing what was made is nobody's work
     return {name: tuple(each) for name, each in seconds.items()}
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Search nothing for cycles meanwhile, as `timeit` does, so that nobody pays for what others keep."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def resident() -> float:

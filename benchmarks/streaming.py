@@ -11,7 +11,6 @@ torchtune's last release, 0.6.1, imports beside torchao 0.9. The plain loop is n
 """
 
 import ast
-import gc
 import io
 import json
 import statistics
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, in_turn
+from measure import Row, in_turn, uncollected
 from pack_torch import PackCollator, PackedIterable, Sft
 
 CAPACITY = 2_048
@@ -67,18 +66,16 @@ def ours(rows: Documents, window: int, strategy: str = "best_fit", **options: An
 def state_share(rows: Documents, window: int) -> tuple[float, float, int]:
     """Return the seconds of a run, those of its states, one at every batch of 4 packs, and the bytes of the last."""
     packs = PackedIterable(rows, format=FORMAT, strategy="best_fit", capacity=CAPACITY, window=window)
-    gc.collect()
-    gc.disable()  # as `in_turn` does
-    begin, spent, state = time.perf_counter(), 0.0, {}
-    for number, pack in enumerate(packs):
-        made = pack["input_ids"], pack["labels"], pack.position_ids, pack.cu_seqlens
-        if number % 4 == 3:
-            start = time.perf_counter()
-            state = packs.state_dict()
-            spent += time.perf_counter() - start
-        del made
-    whole = time.perf_counter() - begin
-    gc.enable()
+    with uncollected():
+        begin, spent, state = time.perf_counter(), 0.0, {}
+        for number, pack in enumerate(packs):
+            made = pack["input_ids"], pack["labels"], pack.position_ids, pack.cu_seqlens
+            if number % 4 == 3:
+                start = time.perf_counter()
+                state = packs.state_dict()
+                spent += time.perf_counter() - start
+            del made
+        whole = time.perf_counter() - begin
     return whole, spent, len(json.dumps(state))
 
 
