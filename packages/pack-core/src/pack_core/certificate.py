@@ -107,7 +107,7 @@ def certify(
     capacity, align = as_integer(capacity, "capacity"), as_integer(align, "align")
     cap = None if max_documents is None else as_integer(max_documents, "max_documents")
     kernel = packing_kernel(kernels, len(packing.order))
-    given = kernel.whole(kernel.read(lengths, None))
+    given = kernel.whole(kernel.read(lengths, None)[0])
     _check_places(packing, len(given))
     sizes = packing.sizes(given)
     _check_tokens(packing, given, sizes)

@@ -49,6 +49,15 @@ def read_lengths(values: Lengths, *, ids: Sequence[str | int] | None = None) -> 
     >>> read_lengths([200, 200])
     [200, 200]
     """
+    return read_with_longest(values, ids)[0]
+
+
+def read_with_longest(values: Lengths, ids: Sequence[str | int] | None) -> tuple[list[int], int]:
+    """Return the lengths as `read_lengths` does, and the longest of them, 0 where there is none.
+
+    >>> read_with_longest([200, 300], None)
+    ([200, 300], 300)
+    """
     if isinstance(values, _UNORDERED_OR_TEXT):
         raise LengthError(f"lengths are a {type(values).__name__}; give a list or array of integers, one a sample")
     if isinstance(values, (array, memoryview)) and _is_flat_integers(values):
@@ -57,8 +66,7 @@ def read_lengths(values: Lengths, *, ids: Sequence[str | int] | None = None) -> 
         whole = _whole_numbers(_listed(values), ids)
     if ids is not None and len(ids) != len(whole):
         raise LengthError(f"{len(whole):,} lengths but {len(ids):,} ids were given; there must be one id a length")
-    _check(whole, ids)
-    return whole
+    return whole, _checked_longest(whole, ids)
 
 
 def as_integer(value: object, name: str, *, least: int = 1) -> int:
@@ -175,20 +183,23 @@ def _whole(value: object) -> int | None:
     return operator.index(held)
 
 
-def _check(whole: Sequence[int], ids: Sequence[str | int] | None) -> None:
+def _checked_longest(whole: Sequence[int], ids: Sequence[str | int] | None) -> int:
     if not whole:
-        return
-    if min(whole) < 1:
+        return 0
+    distinct = set(whole)  # few, so that their least and longest are found sooner
+    if min(distinct) < 1:
         position = next(p for p, length in enumerate(whole) if length < 1)
         raise LengthError(
             f"{label(position, ids)} has length {whole[position]}; a sample has at least 1 token, drop it otherwise"
         )
-    if sum(whole) > LARGEST:
+    longest = max(distinct)
+    if longest * len(whole) > LARGEST < sum(whole):
         position = max(range(len(whole)), key=lambda p: whole[p])
         raise LengthError(
             f"the lengths sum to more than {LARGEST:,} tokens ({label(position, ids)} has {whole[position]:,}); "
             "check how they were computed"
         )
+    return longest
 
 
 def _where(position: int, ids: Sequence[str | int] | None, count: int) -> str:

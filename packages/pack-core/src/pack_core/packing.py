@@ -91,11 +91,11 @@ def pack(
         seed=as_integer(seed, "seed", least=-LARGEST),
     )
     kernel = packing_kernel(kernels, operator.length_hint(lengths, FEW))
-    tokens = kernel.read(lengths, ids)
+    tokens, longest = kernel.read(lengths, ids)
     if not len(tokens):
         raise PackError("there are no lengths to pack; give at least one sample")
     room = asked.capacity * align
-    over = kernel.over(tokens, room) if kernel.longest(tokens) > room else array("q")
+    over = kernel.over(tokens, room) if longest > room else array("q")
     if over and overlong == "error":
         check_fit(kernel.whole(tokens), capacity, ids)
         raise LengthError(

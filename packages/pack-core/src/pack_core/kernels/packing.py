@@ -65,11 +65,8 @@ class Pieces:
 class Kernel(Protocol):
     """The functions, over rows of whatever type the kernel reads; `packing_python` gives an example of each."""
 
-    def read(self, lengths: Lengths, ids: Sequence[str | int] | None) -> Sequence[int]:
-        """Return the lengths as a row that was checked."""
-
-    def longest(self, tokens: Sequence[int]) -> int:
-        """Return the largest of them."""
+    def read(self, lengths: Lengths, ids: Sequence[str | int] | None) -> tuple[Sequence[int], int]:
+        """Return the lengths as a row that was checked, and the longest of them, 0 where there is none."""
 
     def whole(self, tokens: Sequence[int]) -> "array[int]":
         """Return a row as 64-bit integers."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pack_core.kernels.packing import Counts, Pieces, Steps
-from pack_core.lengths import LARGEST, Lengths, read_lengths
+from pack_core.lengths import LARGEST, Lengths, read_with_longest
 
 _Row: TypeAlias = NDArray[Any]
 
@@ -19,10 +19,13 @@ _SORTS_VALUES = int(np.__version__.split(".")[0]) >= 2
 _AT_A_TIME = 2**17
 
 
-def read(lengths: Lengths, ids: Sequence[str | int] | None) -> _Row:
-    """Return the lengths as a row that was checked, the very memory they were given in where that can be."""
+def read(lengths: Lengths, ids: Sequence[str | int] | None) -> tuple[_Row, int]:
+    """Return the lengths as a row, the very memory they were given in where that can be, and the longest of them."""
     row = row_of(lengths, ids)
-    return np.array(read_lengths(lengths, ids=ids), np.int64) if row is None else row
+    if row is not None:
+        return row, int(row.max())
+    listed, longest = read_with_longest(lengths, ids)
+    return np.array(listed, np.int64), longest
 
 
 def row_of(lengths: object, ids: Sequence[str | int] | None) -> _Row | None:
@@ -40,11 +43,6 @@ def row_of(lengths: object, ids: Sequence[str | int] | None) -> _Row | None:
     # A sum of 64 bits could wrap; the slow path adds up without, and says what is wrong with a length or the ids.
     fits = row.min() >= 1 and int(row.max()) * len(row) <= LARGEST and (ids is None or len(ids) == len(row))
     return row if fits else None
-
-
-def longest(tokens: _Row) -> int:
-    """Return the largest of them."""
-    return int(tokens.max())
 
 
 def whole(tokens: Sequence[int] | _Row) -> "array[int]":

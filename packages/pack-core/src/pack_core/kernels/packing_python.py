@@ -9,17 +9,12 @@ from collections.abc import Sequence
 from itertools import accumulate, chain, compress, islice
 
 from pack_core.kernels.packing import Counts, Pieces, Steps
-from pack_core.lengths import Lengths, read_lengths
+from pack_core.lengths import Lengths, read_with_longest
 
 
-def read(lengths: Lengths, ids: Sequence[str | int] | None) -> Sequence[int]:
-    """Return the lengths as a row that was checked."""
-    return read_lengths(lengths, ids=ids)
-
-
-def longest(tokens: Sequence[int]) -> int:
-    """Return the largest of them."""
-    return max(tokens)
+def read(lengths: Lengths, ids: Sequence[str | int] | None) -> tuple[Sequence[int], int]:
+    """Return the lengths as a row that was checked, and the longest of them, 0 where there is none."""
+    return read_with_longest(lengths, ids)
 
 
 def whole(tokens: Sequence[int]) -> "array[int]":
