@@ -14,6 +14,7 @@ from pack_miles.asynchronous.post import Delivery, Post
 from pack_miles.contract import events
 from pack_miles.contract.audit import audit
 from pack_miles.contract.groups import GroupOrigin, RolloutCounts, RolloutGroups
+from pack_miles.reporting.page import render_page
 from pack_miles.reporting.report import summarize
 from pack_miles.reporting.waiting import waiting_told
 from pack_miles.samples import RolloutRow
@@ -362,7 +363,8 @@ def test_a_synchronous_run_names_no_workers() -> None:
 
 
 def test_the_report_tells_ages_and_who_waited_for_whom() -> None:
-    waiting = summarize(as_logs(asynchronous_run())).runs[0].waiting
+    report = summarize(as_logs(asynchronous_run()))
+    waiting = report.runs[0].waiting
     assert waiting is not None
     # Collection 0 is fresh; 1 and 2 are two steps old when their first step is taken, three at their second.
     assert (waiting.groups_by_age, waiting.oldest) == ({0: 8, 2: 16}, 3)
@@ -373,3 +375,6 @@ def test_the_report_tells_ages_and_who_waited_for_whom() -> None:
         "24 trained, each once; 1 worker lost, 1 handed out again, 0 late answers discarded"
     )
     assert summarize(as_logs(make_run(2))).runs[0].waiting is None
+    assert "<p>age of prompt groups in optimizer steps: 0: 33%, 2: 67%; oldest sample at any update 3</p>" in (
+        render_page(report)
+    )

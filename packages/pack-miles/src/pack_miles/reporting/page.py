@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from pack_miles.reporting.load_figures import draw_loads
 from pack_miles.reporting.planning_report import PLANNING_HEADINGS, planning_figures, planning_rows
 from pack_miles.reporting.report import COUNT_NOTE, key_figures, labels, recorded_ranks, reward_span, saved_share
 from pack_miles.reporting.summary import Report, RunSummary
+from pack_miles.reporting.waiting import waiting_told
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -174,6 +175,9 @@ def _run(run: RunSummary, name: str) -> Iterator[str]:
     about = FILL + (FILL_BAND if any(len(row.fill) > 1 for row in run.updates) else "")
     about += FILL_SMOOTHED if len(run.updates) > MOST_STEPS else ""
     yield f'<div class="pair">{_figure(fill, f"{name}-fill", about)}{_figure(times, f"{name}-times", TIMES)}</div>'
+    if run.waiting is not None:
+        yield "<h3>Sampling while training</h3>"
+        yield _said(waiting_told(run.waiting))
 
 
 def _planning(run: RunSummary, planning: Planning, name: str) -> Iterator[str]:
@@ -184,10 +188,14 @@ def _planning(run: RunSummary, planning: Planning, name: str) -> Iterator[str]:
         for row in planning_rows(planning)
     )
     yield f'<div class="scroll"><table class="numbers"><tr>{head}</tr>{rows}</table></div>'
-    yield "".join(f"<p>{escape(label)}: {escape(text)}</p>" for label, text in planning_figures(run, planning))
+    yield _said(planning_figures(run, planning))
     for place, picture in enumerate(planning.pictures):
         caption = LOADS_AGAIN if place and _same_kind(picture, planning.pictures[0]) else _loads_caption(picture)
         yield _figure(draw_loads(picture), f"{name}-loads{place}", caption, wide=True)
+
+
+def _said(figures: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<p>{escape(label)}: {escape(text)}</p>" for label, text in figures)
 
 
 def _same_kind(one: LoadPicture, other: LoadPicture) -> bool:
