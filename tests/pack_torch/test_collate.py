@@ -81,7 +81,7 @@ def test_models_are_given_what_they_know_and_nothing_else() -> None:
     added = padded.model_inputs("eager")["attention_mask"]
     assert torch.equal(added == 0, allowed)
     assert torch.isneginf(added[~allowed]).all()
-    told = flat.model_inputs()
+    told = flat.model_inputs("flash")
     assert told.keys() == usual | {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
     assert (told["cu_seq_lens_k"].tolist(), told["max_length_q"]) == ([0, 3, 4, 6, 8], 3)
     assert flat.model_inputs("varlen").keys() == usual | {"cu_seqlens", "max_seqlen"}
@@ -95,19 +95,51 @@ def test_models_are_given_what_they_know_and_nothing_else() -> None:
     assert PACKS[0].model_inputs()["attention_mask"].shape == (1, 1, 4, 4)
 
 
+@pytest.mark.parametrize(("mask", "named"), [("varlen", "flash"), ("dense", "hf")])
+def test_what_other_models_would_take_and_get_wrong_is_given_with_a_warning_unless_it_is_named(
+    mask: str, named: str
+) -> None:
+    batch = PackCollator(mask=mask)(PACKS)
+    with pytest.warns(UserWarning, match=rf"cannot know the model.* model_inputs\('{named}'\)"):
+        told = batch.model_inputs()
+    assert told.keys() == batch.model_inputs(named).keys()
+    PackCollator(mask="flex")(PACKS).model_inputs()  # any other model refuses a block mask
+
+
+@pytest.mark.parametrize("mask", ["dense", "varlen"])
+@pytest.mark.parametrize("flipped", [False, True])
+def test_whole_numbers_in_one_pack_do_not_cut_the_fractions_of_another(mask: str, flipped: bool) -> None:
+    format = Sft(label_mode="tokens", token_fields={"weight": 0.0})
+    whole = build_pack([{"input_ids": [1, 2], "weight": [1, 3]}], format=format, capacity=2)
+    halves = build_pack([{"input_ids": [3, 4], "weight": [0.5, 0.25]}], format=format, capacity=2)
+    packs = [halves, whole] if flipped else [whole, halves]
+    weights = PackCollator(mask=mask)(packs)["weight"].flatten().tolist()
+    assert weights == ([0.5, 0.25, 1, 3] if flipped else [1, 3, 0.5, 0.25])
+
+
+def test_a_preference_loss_is_the_same_whichever_pack_has_whole_numbers() -> None:
+    def pair(chosen: list[float], rejected: list[float]) -> Pack:
+        row = {"prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
+        row |= {"chosen_ref_log_probs": chosen, "rejected_ref_log_probs": rejected}
+        return build_pack([row], format=Preference(), capacity=4)
+
+    batch = PackCollator("dense")([pair([0], [0]), pair([-0.5], [-0.25])])
+    assert batch.concat("ref_log_probs").tolist() == [0, 0, -0.5, -0.25]
+
+
 def test_a_static_row_keeps_its_shapes_and_padding_is_a_stretch_only_for_the_kernel() -> None:
     collate = PackCollator(static=True, max_documents=5)
     batch = collate(PACKS)
-    told = batch.model_inputs()
+    told = batch.model_inputs("flash")
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0]]
     assert told["cu_seq_lens_q"].tolist() == [0, 3, 4, 6, 8, 12, 12]
     assert told["max_length_q"] == 12
     assert batch.cu_seqlens.tolist() == [0, 3, 4, 6, 8]
     assert batch.document_ids[0, 8:].tolist() == [-1] * 4
     other = collate([pack([1]), pack([2, 3, 4, 5, 6, 7])])
-    for name, value in other.model_inputs().items():
+    for name, value in other.model_inputs("flash").items():
         assert getattr(value, "shape", value) == getattr(told[name], "shape", told[name])
-    full = collate([pack([1, 2, 3], [4], [5, 6]), pack([1, 2], [3, 4, 5, 6])]).model_inputs()
+    full = collate([pack([1, 2, 3], [4], [5, 6]), pack([1, 2], [3, 4, 5, 6])]).model_inputs("flash")
     assert full["cu_seq_lens_q"].tolist() == [0, 3, 4, 6, 8, 12, 12]
     with pytest.raises(ValueError, match="the batch has 6 documents but max_documents is 5"):
         collate([pack([1], [2], [3]), pack([1], [2], [3])])
@@ -141,14 +173,14 @@ def test_a_mask_function_of_ones_own_takes_the_place_of_the_usual_one(own: str) 
             [0, 0, 0, 0, 1, 1],
         ],
     ]
-    assert batch.model_inputs()["attention_mask"][:, 0].int().tolist() == expected
+    assert batch.model_inputs("sdpa")["attention_mask"][:, 0].int().tolist() == expected
     blocks = PackCollator(mask="flex", mask_fn=mask_fn)(packs).model_inputs()["attention_mask"]
     grid = torch.meshgrid(torch.arange(2), torch.arange(6), torch.arange(6), indexing="ij")
     assert blocks.mask_mod(grid[0], torch.tensor(0), grid[1], grid[2]).int().tolist() == expected
     assert blocks.shape == (2, 1, 6, 6)
     if own == "format":
         with pytest.raises(ValueError, match="mask function of its own, which lengths cannot say"):
-            PackCollator()(packs).model_inputs()
+            PackCollator()(packs).model_inputs("flash")
 
 
 def test_what_lengths_cannot_say_is_refused_with_the_remedy() -> None:
@@ -215,6 +247,7 @@ def test_values_and_counts_travel_with_the_batch() -> None:
         "rows": 3,
         "documents": 3,
         "tokens": 4,
+        "capacity": 12,
         "padding": 0,
         "longest_document": 2,
     }
@@ -293,7 +326,7 @@ def test_payloads_travel_in_the_order_of_their_spans_and_are_collated_by_the_use
     assert packs[0].documents() == rows[:2]
     assert packs[0].documents()[0]["images"][1] is rows[0]["images"][1]
     batch = PackCollator(mask="dense")(packs)
-    told = batch.model_inputs()
+    told = batch.model_inputs("sdpa")
     assert told["pixels"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert told["position_ids"].tolist() == [
         [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 0, 0]],
@@ -302,8 +335,8 @@ def test_payloads_travel_in_the_order_of_their_spans_and_are_collated_by_the_use
     ]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 2]]
     assert "images" not in batch.values
-    assert "pixels" not in PackCollator()([build_pack(rows[1:2], format=IMAGES)]).model_inputs()
-    assert batch.to("meta").model_inputs()["pixels"].is_meta
+    assert "pixels" not in PackCollator()([build_pack(rows[1:2], format=IMAGES)]).model_inputs("flash")
+    assert batch.to("meta").model_inputs("sdpa")["pixels"].is_meta
 
 
 def test_payloads_stay_whole_when_documents_are_cut() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack_torch import Field, Sft, build_pack, split_row, truncate_row
+from pack_torch import Field, PackCollator, SharedPrompt, Sft, build_pack, split_row, truncate_row
 from support.format_cases import KINDS, as_kind, lists, rows_of, same
 
 RFC = [{"tokens": [1, 2], "labels": [3, 4]}, {"tokens": [5, 6], "labels": [7, 8]}]
@@ -189,3 +189,55 @@ def test_mistakes_are_named() -> None:
         build({"input_ids": [1], "labels": [1]}, masks="turns")
     with pytest.raises(KeyError, match="no column 'loss_mask' but input_ids, labels"):
         build_pack([{"input_ids": [1], "labels": [1]}], format=Sft())["loss_mask"]
+
+
+def test_a_column_is_wide_enough_for_what_pads_it() -> None:
+    format = Sft(label_mode="tokens", token_fields={"weight": 0.5, "kind": Field(-1)})
+    rows = [{"input_ids": [1, 2], "weight": [1, 2], "kind": np.array([3, 200], np.uint8)}]
+    padded = build_pack(rows, format=format, capacity=3).to_padded()
+    assert padded["weight"].tolist() == [1, 2, 0.5]
+    assert padded["kind"].tolist() == [3, 200, -1]
+    with pytest.raises(ValueError, match=r"pad is 0\.5, which int64 cannot hold"):
+        Field(0.5, dtype="int64")
+
+
+def test_a_tokenizer_s_mask_is_cut_with_its_tokens_and_its_padding_is_not_learned() -> None:
+    format = Sft(label_mode="tokens")
+    row = {"input_ids": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0]}
+    assert build_pack([row], format=format)["labels"].tolist() == [6, 7, -100, -100]
+    assert truncate_row(format, row, 2) == {"input_ids": [5, 6], "attention_mask": [1, 1]}
+
+
+def test_values_that_numpy_does_not_have_come_out_as_they_went_in() -> None:
+    format = Sft(label_mode="tokens", token_fields={"weight": 0.0})
+    weight = torch.tensor([0.5, 3.0], dtype=torch.bfloat16)
+    (row,) = build_pack([{"input_ids": range(1, 3), "weight": weight}], format=format).documents()
+    assert row["input_ids"] == [1, 2]
+    assert row["weight"].dtype == torch.bfloat16
+    assert torch.equal(row["weight"], weight)
+    with pytest.raises(ValueError, match="field 'weight' does not hold numbers that NumPy takes"):
+        build_pack([{"input_ids": [1, 2], "weight": [[1.0], [1.0, 2.0]]}], format=format)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_tokens_are_one_row(make: type) -> None:
+    with pytest.raises(ValueError, match=r"field 'input_ids' has shape \[1, 3\], and tokens are one row"):
+        build_pack([{"input_ids": make([[1, 2, 3]])}], format=Sft(label_mode="tokens"))
+    with pytest.raises(ValueError, match=r"field 'input_ids' has shape \[1, 2\]"):
+        build_pack([{"prompt_ids": make([[1, 2]]), "completion_ids": [[[3, 4]]]}], format=SharedPrompt())
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_completions_of_one_length_may_be_one_array(make: type) -> None:
+    row = {"prompt_ids": [1], "completion_ids": make([[2, 3], [4, 5]]), "advantages": make([1.0, -1.0])}
+    assert build_pack([row], format=SharedPrompt())["input_ids"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_numbers_of_completions_are_given_in_one_way() -> None:
+    each, all_tokens = [1.0, 2.0], [[1.0], [2.0, 3.0]]
+    rows = [{"prompt_ids": [1], "completion_ids": [[2], [3, 4]], "advantages": one} for one in (each, all_tokens)]
+    with pytest.raises(ValueError, match="'advantages' has one number for each completion in one document"):
+        build_pack(rows, format=SharedPrompt())
+    packs = [build_pack([row], format=SharedPrompt(), capacity=6) for row in rows]
+    with pytest.raises(ValueError, match="do not have the same fields: advantages with a value per token in one"):
+        PackCollator("dense")(packs)

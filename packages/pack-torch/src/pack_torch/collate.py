@@ -113,9 +113,14 @@ def _check_alike(packs: Sequence[Pack]) -> None:
         encoded = pack.encoded
         if encoded.columns.keys() != columns or encoded.values.keys() != values:
             odd = {*encoded.columns, *encoded.values} ^ {*columns, *values}
+            fault = f"{', '.join(sorted(odd))} in one of them only"
+            if not odd:
+                fault = (
+                    f"{', '.join(sorted(encoded.columns.keys() ^ columns))} with a value per token in one of them only"
+                )
             raise ValueError(
-                f"pack {number} and pack 0 do not have the same fields: {', '.join(sorted(odd))} in one of them only; "
-                "give every document of a dataset the same"
+                f"pack {number} and pack 0 do not have the same fields: {fault}; give every document of a dataset the "
+                "same"
             )
         if pack.capacity != first.capacity:
             raise ValueError(

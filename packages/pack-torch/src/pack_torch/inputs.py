@@ -113,6 +113,13 @@ FORMS: MappingProxyType[str, Callable[[Batch], dict[str, Any]]] = MappingProxyTy
 )
 
 
+#: What other kinds of model take without an error and get wrong, and which get it right: keywords that say where
+#: documents end are ignored without flash attention, and eager attention adds a mask of truth values to its scores.
+SILENT: MappingProxyType[str, str] = MappingProxyType(
+    {"flash": "models with flash attention", "hf": "models with sdpa attention"}
+)
+
+
 def _check_lengths(batch: Batch) -> None:
     if batch.shares_prompts:
         raise ValueError(

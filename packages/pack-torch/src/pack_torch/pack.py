@@ -169,6 +169,7 @@ def lay_packs(packs: Sequence[Pack], lay: Lay, length: int, **options: Any) -> B
         format,
         infos=tuple([pack.info for pack in packs]),
         payloads=format.payload_inputs(parts),
+        capacity=packs[0].capacity,
         **options,
     )
 

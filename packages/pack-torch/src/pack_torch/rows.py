@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from pack_torch.formats.columns import Array, counting
 from pack_torch.formats.encoded import Encoded
 from pack_torch.formats.format import Format
-from pack_torch.inputs import model_inputs
+from pack_torch.inputs import SILENT, model_inputs
 from pack_torch.intervals import dense_of, reach_block_mask
 from pack_torch.masks import MaskFunction
 from pack_torch.scored import ScoredSample
@@ -46,13 +47,14 @@ class Batch:
         payloads: what else the model takes.
         infos: what travels along with each pack: counts, which `metrics` adds up.
         documents: of a static row, the most documents it tells the kernel of; None: as many as there are.
+        capacity: of each pack, what `metrics` say how full they are by.
 
     >>> from pack_torch import PackCollator, Sft, build_pack
     >>> packs = [build_pack([{"input_ids": one}], format=Sft(label_mode="tokens"), capacity=4) for one in ([1, 2], [3])]
     >>> batch = PackCollator(mask="dense")(packs)
     >>> batch["input_ids"].tolist(), batch.document_ids.tolist()
     ([[1, 2, 0, 0], [3, 0, 0, 0]], [[0, 0, -1, -1], [0, -1, -1, -1]])
-    >>> sorted(batch.model_inputs())
+    >>> sorted(batch.model_inputs("sdpa"))
     ['attention_mask', 'input_ids', 'position_ids']
     """
 
@@ -66,6 +68,7 @@ class Batch:
     payloads: Mapping[str, Tensor] = attrs.field(factory=dict, repr=False)
     infos: tuple[Mapping[str, Any], ...] = attrs.field(default=(), repr=False)
     documents: int | None = None
+    capacity: int = 0
     _score: Score | None = attrs.field(default=None, repr=False, alias="score")
 
     def __getitem__(self, name: str) -> Tensor:
@@ -120,6 +123,7 @@ class Batch:
             "rows": sum(pack.rows for pack in packs),
             "documents": len(lens),
             "tokens": sum(lens),
+            "capacity": len(packs) * self.capacity,
             "padding": self.rows - sum(lens),
             "longest_document": max(lens, default=0),
         }
@@ -205,11 +209,19 @@ class Batch:
         Args:
             for_: the model itself, which says how it reads documents, or a name of `pack_torch.inputs.FORMS`: `hf`,
                 `sdpa`, `eager`, `flex`, `flash`, `varlen`, `nested`, `torchtune`, `pack_torch`. None: by the
-                collator's mask.
+                collator's mask, with a warning where another kind of model would take that without a word and let
+                documents see each other.
 
         Raises:
             ValueError: what was collated cannot be told to such a model; says why and what to do.
         """
+        if for_ is None and self.form in SILENT:
+            warnings.warn(
+                f"model_inputs() cannot know the model, and what it gives is only right for {SILENT[self.form]}; in "
+                f"others documents see each other. Give it the model, model_inputs(model), or say "
+                f"model_inputs({self.form!r})",
+                stacklevel=2,
+            )
         return model_inputs(self, self.form if for_ is None else for_)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
@@ -290,7 +302,7 @@ class Batch:
 
 def lay_flat(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
     """Return `[1, length, ...]`: the parts end to end, then `pad`, or the numbers from 0 on where it is None."""
-    filled = _empty(1, length, parts[0])
+    filled = _empty(1, length, parts)
     total = sum(map(len, parts))
     np.concatenate(parts, out=filled[0, :total])
     if total < length:
@@ -300,7 +312,7 @@ def lay_flat(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
 
 def lay_padded(parts: Sequence[Array], pad: float | None, length: int) -> Tensor:
     """Return `[B, length, ...]`: each part on a row of its own, then `pad`, or the numbers from 0 on."""
-    filled, numbers = _empty(len(parts), length, parts[0]), counting(length)
+    filled, numbers = _empty(len(parts), length, parts), counting(length)
     for row, part in enumerate(parts):
         size = len(part)
         filled[row, :size] = part
@@ -309,5 +321,8 @@ def lay_padded(parts: Sequence[Array], pad: float | None, length: int) -> Tensor
     return torch.from_numpy(filled)
 
 
-def _empty(rows: int, length: int, like: Array) -> Array:
-    return np.empty((rows, length, *like.shape[1:]), like.dtype)
+def _empty(rows: int, length: int, parts: Sequence[Array]) -> Array:
+    dtype = parts[0].dtype
+    if len({part.dtype for part in parts}) > 1:  # whole numbers in one pack and fractions in the next
+        dtype = np.result_type(*parts)
+    return np.empty((rows, length, *parts[0].shape[1:]), dtype)

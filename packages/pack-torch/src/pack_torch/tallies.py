@@ -30,16 +30,20 @@ def add_metrics(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def summarize(metrics: Mapping[str, int], percentiles: Iterable[int] = (50, 90, 99)) -> dict[str, float]:
     """Return what added counts say: shares, means, and percentiles of the lengths of all documents read.
 
-    A percentile is the upper end of a class of lengths, four to an octave: up to 19 % too high, never too low.
+    `fill` is the share of the packs' capacity that holds tokens, `padding_share` that of what the model computes that
+    holds none: rows of several packs end to end have no padding, however empty the packs are. A percentile is the upper
+    end of a class of lengths, four to an octave: up to 19 % too high, never too low.
 
-    >>> summary = summarize({"packs": 2, "rows": 5, "tokens": 15, "padding": 5, "lengths/4": 3, "lengths/12": 1})
+    >>> summary = summarize({"packs": 2, "rows": 5, "tokens": 15, "capacity": 20, "lengths/4": 3, "lengths/12": 1})
     >>> summary["fill"], summary["rows_per_pack"], summary["length_p50"], summary["length_p90"]
     (0.75, 2.5, 2.0, 8.0)
     """
     found: dict[str, float] = {}
-    places = metrics.get("tokens", 0) + metrics.get("padding", 0)
-    if places:
-        found |= {"fill": metrics["tokens"] / places, "padding_share": metrics.get("padding", 0) / places}
+    tokens, padding = metrics.get("tokens", 0), metrics.get("padding", 0)
+    if metrics.get("capacity"):
+        found["fill"] = tokens / metrics["capacity"]
+    if tokens + padding:
+        found["padding_share"] = padding / (tokens + padding)
     if metrics.get("packs"):
         found["rows_per_pack"] = metrics["rows"] / metrics["packs"]
     classes = sorted((int(name.split("/")[1]), some) for name, some in metrics.items() if name.startswith("lengths/"))
@@ -57,11 +61,11 @@ def summarize(metrics: Mapping[str, int], percentiles: Iterable[int] = (50, 90, 
 def progress_line(metrics: Mapping[str, int], seconds: float) -> str:
     """Return one line on how far a run is whose end nobody knows.
 
-    >>> progress_line({"packs": 2, "documents": 5, "tokens": 1500, "padding": 500, "epochs": 1}, 0.5)
+    >>> progress_line({"packs": 2, "documents": 5, "tokens": 1500, "capacity": 2000, "epochs": 1}, 0.5)
     'epoch 1: 2 packs, 5 documents, 1,500 tokens, 75.0 % full, 3,000 tokens/s'
     """
     epoch = f"epoch {metrics['epochs']}: " if "epochs" in metrics else ""
     tokens = metrics.get("tokens", 0)
-    full = 100 * tokens / max(tokens + metrics.get("padding", 0), 1)
+    full = 100 * tokens / max(metrics.get("capacity", 0), 1)
     counts = f"{metrics.get('packs', 0):,} packs, {metrics.get('documents', 0):,} documents, {tokens:,} tokens"
     return f"{epoch}{counts}, {full:.1f} % full, {tokens / max(seconds, 1e-9):,.0f} tokens/s"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pack_torch.formats.columns import Array, Field, Origin, joined, origins_of, split_parts
+from pack_torch.formats.columns import Array, Field, Origin, joined, joined_tokens, origins_of, split_parts
 from pack_torch.formats.encoded import Encoded, Scored
 
 
@@ -37,7 +37,7 @@ class Branches:
                 f"document {number} of the pack has an empty prompt; its last token predicts the first of every "
                 "branch, so give it at least one, such as the one that begins a text"
             )
-        if not self.branches:
+        if len(self.branches) == 0:
             raise ValueError(
                 f"document {number} of the pack has a prompt and nothing after it; give one branch or more"
             )
@@ -86,7 +86,7 @@ def lay(rows: Sequence[Branches], tokens: str, fields: Mapping[str, Field], shar
             parents.append(prompt)
         row_segments.append(len(pieces) - first)
     lengths = list(map(len, pieces))
-    columns = {tokens: joined(pieces, fields[tokens], tokens)}
+    columns = {tokens: joined_tokens(pieces, fields[tokens], tokens)}
     origins = {tokens: origins_of(pieces)}
     for name in rows[0].fields:
         answers = [part for row in rows for part in row.fields[name]]

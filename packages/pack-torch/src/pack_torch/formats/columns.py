@@ -28,7 +28,10 @@ class Field:
         pad: what stands where there is no token.
         shift: values belong to tokens, and row t is to hold that of token t + 1 of the same document, as labels do;
             a document's last row then holds `pad`, and no value crosses a boundary.
-        dtype: NumPy's name of what it is stored as; None keeps what comes.
+        dtype: NumPy's name of what it is stored as; None keeps what comes, where that can hold `pad`.
+
+    Raises:
+        ValueError: no such dtype, or one that cannot hold `pad`.
 
     >>> Field(pad=-100, shift=True, dtype="int64").pad
     -100
@@ -37,6 +40,25 @@ class Field:
     pad: float = 0
     shift: bool = False
     dtype: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a dtype that would change the pad value."""
+        if self.dtype is not None and holding(self.dtype, self.pad) != np.dtype(self.dtype):
+            raise ValueError(f"pad is {self.pad!r}, which {self.dtype} cannot hold; choose another of the two")
+
+
+def holding(dtype: Any, pad: float) -> np.dtype[Any]:
+    """Return the dtype, or a wider one where it cannot hold the pad value as it is.
+
+    >>> holding("uint8", 0), holding("uint8", -100), holding("int64", 0.5)
+    (dtype('uint8'), dtype('int16'), dtype('float64'))
+    """
+    given: np.dtype[Any] = np.dtype(dtype)
+    if given.kind in "iu":
+        limits = np.iinfo(given)
+        if pad != pad or pad != int(pad) or not limits.min <= pad <= limits.max:
+            return np.result_type(given, np.min_scalar_type(pad))
+    return given
 
 
 def as_fields(fields: Mapping[str, Field | float]) -> Mapping[str, Field]:
@@ -66,21 +88,52 @@ def keys_of(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def joined(parts: Sequence[Any], field: Field, name: str) -> Array:
-    """Return the parts end to end, `[T, ...]`, in the field's dtype."""
+    """Return the parts end to end, `[T, ...]`, in the field's dtype.
+
+    Raises:
+        ValueError: they cannot be stored as that, or differ in shape; names the field.
+    """
     if field.dtype is not None:
         try:
             return np.concatenate(parts, dtype=np.dtype(field.dtype), casting="same_kind")
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             pass  # an empty list looks like floats, and a tensor may lie elsewhere: look at each part
-    arrays = [np.asarray(part.cpu() if isinstance(part, torch.Tensor) else part) for part in parts]
+    try:
+        arrays = [_as_array(part) for part in parts]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"field {name!r} does not hold numbers that NumPy takes: {error}") from None
     kinds = [one.dtype for one in arrays if one.size] or [np.dtype("int64")]
-    dtype = np.dtype(field.dtype) if field.dtype else np.result_type(*kinds)
+    dtype = np.dtype(field.dtype) if field.dtype else holding(np.result_type(*kinds), field.pad)
     try:
         return np.concatenate(
             [one if one.size else np.zeros(one.shape, dtype) for one in arrays], dtype=dtype, casting="same_kind"
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {name!r} cannot be stored as {dtype}: {error}") from None
+
+
+def joined_tokens(parts: Sequence[Any], field: Field, name: str) -> Array:
+    """Return the tokens of all parts end to end, `[T]`.
+
+    Raises:
+        ValueError: as `joined`, or a part is not one row of tokens.
+    """
+    column = joined(parts, field, name)
+    if column.ndim != 1:
+        shape = list(np.shape(parts[0]))
+        raise ValueError(
+            f"field {name!r} has shape {shape}, and tokens are one row, [tokens]; take the row out of what a tokenizer "
+            "returned as a batch"
+        )
+    return column
+
+
+def _as_array(part: Any) -> Array:
+    if isinstance(part, torch.Tensor):
+        part = part.detach().cpu()
+        # NumPy has no bfloat16; float32 holds all its values.
+        return np.asarray(part.float() if part.dtype == torch.bfloat16 else part)
+    return np.asarray(part)
 
 
 def origins_of(parts: Sequence[Any]) -> Origin | tuple[Origin, ...]:
@@ -101,7 +154,7 @@ def _origin(part: Any) -> Origin:
 
 
 def restored(values: Array, origin: Origin) -> Any:
-    """Return one document's values as they were given.
+    """Return one document's values as they were given: other sequences than arrays, tensors and tuples as lists.
 
     >>> restored(np.array([1, 2]), list), restored(np.array([1, 2]), torch.int32)
     ([1, 2], tensor([1, 2], dtype=torch.int32))
@@ -111,7 +164,7 @@ def restored(values: Array, origin: Origin) -> Any:
     if isinstance(origin, torch.dtype):
         return torch.from_numpy(np.ascontiguousarray(values)).to(origin, copy=True)
     plain = values.tolist()
-    return plain if origin is list else origin(plain)
+    return tuple(plain) if origin is tuple else plain
 
 
 def split_parts(column: Array, lengths: Sequence[int], origins: Origin | tuple[Origin, ...]) -> list[Any]:

@@ -21,6 +21,7 @@ from pack_torch.formats.columns import (
     as_fields,
     check_lengths,
     joined,
+    joined_tokens,
     keys_of,
     origins_of,
     shifted,
@@ -58,7 +59,8 @@ class Sft(Format):
         label_mode: `aligned` or `tokens`.
         prompt_length: field with the number of prompt tokens of a document; need not be there.
         train_on_prompt: learn prompts too.
-        masks: fields of 0 and 1 per token, 1 for a token to be learned; need not be there. All that are must say 1.
+        masks: fields of 0 and 1 per token, 1 for a token to be learned; need not be there. All that are must say 1. A
+            tokenizer's `attention_mask` is one: what it says 0 of is padding, and nothing to learn.
         token_fields: other fields with a value per token: what pads them, or a `Field`. Losses find `advantages`,
             `old_log_probs` and the like here, at the row that predicts the token.
         document_fields: fields with one value for the whole document, whatever that is.
@@ -79,7 +81,9 @@ class Sft(Format):
     label_mode: LabelMode = attrs.field(default="aligned", validator=attrs.validators.in_(get_args(LabelMode)))
     prompt_length: str = "prompt_length"
     train_on_prompt: bool = False
-    masks: tuple[str, ...] = attrs.field(default=("completion_mask", "assistant_masks"), converter=_as_names)
+    masks: tuple[str, ...] = attrs.field(
+        default=("completion_mask", "assistant_masks", "attention_mask"), converter=_as_names
+    )
     token_fields: Mapping[str, Field] = attrs.field(factory=dict, converter=as_fields)
     document_fields: tuple[str, ...] = attrs.field(default=(), converter=_as_names)
     extra: Literal["travel", "raise"] = attrs.field(
@@ -140,7 +144,7 @@ class Sft(Format):
                 continue
             if name != self.tokens:
                 check_lengths(parts, lengths, name, self.tokens)
-            column = joined(parts, field, name)
+            column = (joined_tokens if name == self.tokens else joined)(parts, field, name)
             origins[name] = origins_of(parts)
             if field.shift:
                 heads[name] = column[ends - lengths]

@@ -127,8 +127,14 @@ class SharedPrompt(Format):
 
 def _per_branch(rows: Sequence[Row], name: str) -> bool:
     """Whether a field has one number for each completion, not one for each of its tokens."""
-    first: Any = next((one for row in rows for one in row[name]), None)
-    return getattr(first, "ndim", None) == 0 or not hasattr(first, "__len__")
+    values: list[Any] = [one for row in rows for one in row[name]]
+    kinds = {getattr(one, "ndim", None) == 0 or not hasattr(one, "__len__") for one in values}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{name!r} has one number for each completion in one document of the pack and one for each of its tokens "
+            "in another; give it in the same way to all"
+        )
+    return kinds != {False}
 
 
 def _check_numbers(values: Sequence[Any], rows: Sequence[Branches], name: str) -> None:
