@@ -169,6 +169,18 @@ def test_long_rows_of_any_width_are_read_and_refused_as_short_ones(width: str) -
         as_lengths(row, ids=["a"])
 
 
+@pytest.mark.parametrize("kernels", ["python", "numpy"])
+@pytest.mark.parametrize("count", [3, 6_000])
+def test_a_length_that_is_masked_is_missing(count: int, kernels: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    row = numpy.ma.masked_array(numpy.ones(count, "int64"), mask=[place == 1 for place in range(count)])
+    for read in (as_lengths, lambda values: pack(values, capacity=10, kernels=kernels)):
+        with pytest.raises(LengthError, match="position 1 has length None"):
+            read(row)
+    row.mask = False
+    assert as_lengths(row) == array("q", [1]) * count
+
+
 @pytest.mark.parametrize("wrong", ["float64", "bool", "object", "matrix", "sum"])
 def test_long_rows_that_are_no_lengths_are_refused(wrong: str) -> None:
     numpy = pytest.importorskip("numpy")

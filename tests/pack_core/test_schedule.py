@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pack_core import CountError, LengthError, PackError, schedule
 from support.core_oracles import step_of
+from support.packing_oracles import fit
 
 
 def packs_of(lengths: list[int], ranks: int, capacity: int, **options: object) -> list[list[list[int]]]:
@@ -25,6 +26,39 @@ def test_two_ranks_split_up_to_the_larger_count(equalize: str) -> None:
 def test_each_rank_packs_its_own_column() -> None:
     # Rank 0 holds 56 45 44 (56 + 45 is one over the limit), rank 1 holds 56 44 44 (56 + 44 just fits).
     assert packs_of([56, 56, 45, 44, 44, 44], 2, 100) == [[[0], [2, 4]], [[1, 3], [5]]]
+
+
+def test_without_an_order_packs_are_as_few_as_first_fit_decreasing_needs_by_hand() -> None:
+    # Longest first into packs of 40: 20 19 | 18 15 7 | 14 13 12 | 10 10 5 5 5 3 2, one for each of four ranks.
+    lengths = [14, 13, 12, 20, 3, 10, 10, 5, 7, 5, 15, 18, 19, 5, 2]
+    step = schedule(lengths, 4, 40)
+    assert [len(packs) for packs in step.packs] == [1] * 4
+    assert sorted(index for packs in step.packs for pack in packs for index in pack) == list(range(15))
+    assert max(sum(lengths[index] for index in pack) for packs in step.packs for pack in packs) <= 40
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=8, max_size=40),
+    ranks=st.integers(1, 4),
+    capacity=st.integers(40, 60),
+    cap=st.sampled_from([None, 3]),
+)
+def test_without_an_order_packs_are_never_more_than_first_fit_decreasing_needs(
+    lengths: list[int], ranks: int, capacity: int, cap: int | None
+) -> None:
+    needed = len(fit(lengths, capacity, cap, best=False, decreasing=True))
+    few = -(-needed // ranks)
+    try:
+        step = schedule(lengths, ranks, capacity, max_documents=cap)
+    except CountError:
+        assert ranks * few > len(lengths)
+        return
+    assert {len(packs) for packs in step.packs} == {len(step.packs[0])}
+    assert len(step.packs[0]) <= few
+    held = [pack for packs in step.packs for pack in packs]
+    assert sorted(index for pack in held for index in pack) == list(range(len(lengths)))
+    assert all(pack and sum(lengths[index] for index in pack) <= capacity for pack in held)
+    assert max(map(len, held)) <= (cap or len(lengths))
 
 
 @pytest.mark.parametrize("equalize", ["tokens", "samples", "balanced"])

@@ -22,8 +22,8 @@ _OVERLONG = ("error", "drop", "truncate", "split")
 
 def pack(
     lengths: Lengths,
-    *,
     capacity: int,
+    *,
     strategy: str = "next_fit",
     overlong: str = "error",
     max_documents: int | None = None,

@@ -88,6 +88,7 @@ def _positions(lengths: list[int], ranks: int, capacity: int, most: int | None, 
     packs = even(least)
     if packs is None:
         packs = filled(order, lengths, capacity, ranks=ranks, most=most, linear=linear) or []
+        packs = (_fewer(lengths, ranks, capacity, most, linear, len(packs)) if len(packs) > least else None) or packs
         check_shares(len(lengths), ranks, len(packs))
         packs = (even(len(packs)) if len(packs) > least else None) or packs
     every = [samples for position in packs for samples in position]
@@ -95,6 +96,22 @@ def _positions(lengths: list[int], ranks: int, capacity: int, most: int | None, 
         if not samples:
             samples.append(max(every, key=len).pop())
     return packs
+
+
+def _fewer(
+    lengths: list[int], ranks: int, capacity: int, most: int | None, linear: int, count: int
+) -> list[Packs] | None:
+    """The packs of first-fit decreasing by weight, where they need fewer positions than `count`.
+
+    Filling positions evenly may miss by a token what filling one pack after the other fits.
+    """
+    packing = pack(lengths, capacity, strategy="first_fit_decreasing", max_documents=most)
+    few = -(-len(packing) // ranks)
+    if few >= count or ranks * few > len(lengths):
+        return None
+    every = [[*samples] for samples in equalize_packs(packing, lengths, count=ranks * few, max_documents=most)]
+    every.sort(key=lambda samples: -sum(weigh(lengths[index], linear) for index in samples))
+    return [every[start : start + ranks] for start in range(0, len(every), ranks)]
 
 
 def _shared(positions: Sequence[Packs], lengths: Sequence[int], works: Sequence[int], fine: int) -> Schedule:

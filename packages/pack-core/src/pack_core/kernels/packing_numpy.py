@@ -30,8 +30,8 @@ def read(lengths: Lengths, ids: Sequence[str | int] | None) -> tuple[_Row, int]:
 
 def row_of(lengths: object, ids: Sequence[str | int] | None) -> _Row | None:
     """Return the memory of flat integers that are lengths as a row, or None where there is no such memory."""
-    if isinstance(lengths, (list, tuple, range, str, bytes, bytearray)):
-        return None
+    if isinstance(lengths, (list, tuple, range, str, bytes, bytearray, np.ma.MaskedArray)):
+        return None  # of a masked array the memory does not say what is missing
     try:
         row: _Row = np.asarray(lengths)
         if row.dtype == object and hasattr(lengths, "__dlpack__"):

@@ -17,6 +17,10 @@ _ALLOWED = {
 }
 
 
+#: What of a strategy that attrs did not make says how it was made, and stays the same in another process.
+_PLAIN = (bool, int, float, str, tuple, type(None))
+
+
 def _integer(least: int, optional: bool = False) -> Any:
     def check(instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         if value is not None or not optional:
@@ -96,10 +100,14 @@ class StreamOptions:
         """
         own = {name: _plain(value) for name, value in attrs.asdict(self, filter=_is_own, recurse=False).items()}
         given = type(self.chooser)
-        fields = attrs.fields(given) if attrs.has(given) else ()
+        if attrs.has(given):
+            own_options = {field.name: getattr(self.chooser, field.name) for field in attrs.fields(given)}
+        else:
+            held = getattr(self.chooser, "__dict__", {})
+            own_options = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
         names = {kind: name for name, kind in STRATEGIES.items()}
         name = names.get(given, f"{given.__module__}.{given.__qualname__}")
-        options = {field.name: _plain(getattr(self.chooser, field.name)) for field in fields}
+        options = {name: _plain(value) for name, value in own_options.items()}
         return own | {"strategy": {"name": name, "options": options}}
 
 
@@ -115,8 +123,9 @@ def _plain(value: object) -> object:
 
 def _named(strategy: object, options: Mapping[str, Any], seed: int) -> Strategy:
     if not isinstance(strategy, str):
-        if options or not callable(getattr(strategy, "choose", None)):
+        if options or isinstance(strategy, type) or not callable(getattr(strategy, "choose", None)):
             what = "strategy_options are for strategies given by name" if options else "it has no method choose"
+            what = "it is a class" if isinstance(strategy, type) else what
             raise PackError(f"strategy is {strategy!r}, and {what}; give a name, or an object with choose")
         return strategy  # type: ignore[return-value]  # it has the one method of the protocol
     if strategy not in STRATEGIES:

@@ -302,6 +302,10 @@ class StreamState(msgspec.Struct, frozen=True):
         except (msgspec.DecodeError, TypeError) as error:
             raise RecordError(f"this is no state of a stream: {error}; give what to_text returned") from None
 
+    def counting(self, counts: Counts) -> "StreamState":
+        """Return the state with other counts, for whoever cuts documents before they are pushed."""
+        return msgspec.structs.replace(self, counts=counts)
+
     def _checked(self) -> "StreamState":
         """Return it if its numbers agree with each other."""
         units = [*self.waiting, *([self.gathering] if self.gathering else [])]

@@ -39,6 +39,11 @@ class Format(Protocol):
         """The columns of a pack, with what pads them."""
         ...
 
+    @property
+    def whole(self) -> str | None:
+        """Why no row can ever be cut; None: rows can be, except through `spans`."""
+        return None
+
     def length(self, row: Row) -> int:
         """Return the tokens the row takes in a pack."""
         ...

@@ -56,6 +56,11 @@ class Preference(Format):
         known = {self.tokens: Field(0, dtype="int64"), self.mask: Field(0)}
         return MappingProxyType(known | dict(self.token_fields))
 
+    @property
+    def whole(self) -> str:
+        """Why no row can be cut."""
+        return "a margin needs both answers, whole"
+
     def length(self, row: Row) -> int:
         """Return the tokens of prompt and answers, the prompt counted as often as it is computed."""
         prompts = len(row[self.prompt]) * (1 if self.shared else 2)

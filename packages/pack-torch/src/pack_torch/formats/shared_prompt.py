@@ -62,6 +62,11 @@ class SharedPrompt(Format):
         known = {self.tokens: Field(0, dtype="int64"), self.mask: Field(0)}
         return MappingProxyType(known | dict(self.token_fields))
 
+    @property
+    def whole(self) -> str:
+        """Why no row can be cut."""
+        return "completions are compared with each other, whole"
+
     def length(self, row: Row) -> int:
         """Return the tokens of prompt and completions, the prompt counted as often as it is computed."""
         branches = row[self.completions]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pack_torch.iterable.blocks import Block
 
-_WAIT_S = 0.1
+_Ready = queue.SimpleQueue[tuple[Block | None, BaseException | None]]
 
 
 class Ahead:
@@ -23,34 +23,44 @@ class Ahead:
 
     def __init__(self, make: Callable[[], Block | None], size: int) -> None:
         """Start the thread; it ends with the blocks, or when this object goes."""
-        self._ready: queue.Queue[tuple[Block | None, BaseException | None]] = queue.Queue(size)
-        stop = threading.Event()
-        self.close = weakref.finalize(self, stop.set)
-        threading.Thread(target=_fill, args=(make, self._ready, stop), daemon=True, name="pack-ahead").start()
+        self._make, self._ready = make, _Ready()
+        self._room, self._over = threading.Semaphore(size), threading.Event()
+        self._thread = threading.Thread(
+            target=_fill, args=(make, self._ready, self._room, self._over), daemon=True, name="pack-ahead"
+        )
+        self._thread.start()
+        self._end = weakref.finalize(self, _end, self._room, self._over)
+
+    def close(self) -> None:
+        """Return once nothing more is made ahead: a source may be read from elsewhere now. Calls go on, one by one."""
+        self._end()
+        self._thread.join()
 
     def __call__(self) -> Block | None:
         """Return the next block, or raise what making it raised."""
+        if self._over.is_set() and self._ready.empty():
+            return self._make()
         block, error = self._ready.get()
+        self._room.release()
         if error is not None:
             raise error
         return block
 
 
-def _fill(
-    make: Callable[[], Block | None],
-    ready: queue.Queue[tuple[Block | None, BaseException | None]],
-    stop: threading.Event,
-) -> None:
-    over = False
-    while not over and not stop.is_set():
+def _end(room: threading.Semaphore, over: threading.Event) -> None:
+    over.set()
+    room.release()
+
+
+def _fill(make: Callable[[], Block | None], ready: _Ready, room: threading.Semaphore, over: threading.Event) -> None:
+    while True:
+        room.acquire()
+        if over.is_set():
+            return
         try:
             made: tuple[Block | None, BaseException | None] = (make(), None)
         except BaseException as error:  # whatever it is, it is raised where the block is asked for
             made = (None, error)
-        over = made[0] is None
-        while not stop.is_set():
-            try:
-                ready.put(made, timeout=_WAIT_S)
-                break
-            except queue.Full:
-                continue
+        ready.put(made)
+        if made[0] is None:
+            return

@@ -10,13 +10,14 @@ from typing import Any
 import attrs
 import numpy as np
 from pack_core import stream
-from pack_core.errors import RecordError
+from pack_core.errors import PackError, RecordError
 from pack_core.stream import Counts, Documents, StreamOptions, StreamPack, StreamState, Tally
 
 from pack_torch.formats.columns import Row
 from pack_torch.formats.cutting import split_row, truncate_row
 from pack_torch.formats.format import Format
 from pack_torch.iterable.order import Repeated
+from pack_torch.iterable.setup import CUTTING
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +30,6 @@ class Mark:
         now: the source before this block.
         made: documents so far.
         stream: what waits, and all counts.
-        trimmed: rows that the format cut before they came to the stream: tokens lost, and rows split, by reason.
         told: counts that no pack has carried yet.
     """
 
@@ -38,14 +38,12 @@ class Mark:
     now: Any
     made: int
     stream: StreamState
-    trimmed: Mapping[str, tuple[int, int]]
     told: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as what JSON holds."""
         own = {name: getattr(self, name) for name in ("reader", "first", "made", "told")}
-        trimmed = {name: [*tally] for name, tally in self.trimmed.items()}
-        return own | {"stream": self.stream.to_text(), "trimmed": trimmed}
+        return own | {"stream": self.stream.to_text()}
 
     def discarding(self, packs: Sequence[StreamPack]) -> tuple[Mark, Tally]:
         """Return the mark with nothing waiting and these packs not given, and how much is lost by that."""
@@ -78,6 +76,23 @@ class Block:
     info: Mapping[str, int]
 
 
+@attrs.frozen(eq=False)
+class _Read:
+    """Rows of one block: as they go into the stream, and, as `come` and `of`, the lengths and datasets they came with.
+
+    Args:
+        trims: of every row that the format cut: the reason, the tokens lost or cut, and the pieces.
+    """
+
+    rows: Sequence[Row]
+    lengths: list[int]
+    kinds: Sequence[int] | None
+    come: list[int]
+    of: Sequence[int] | None
+    ended: bool
+    trims: Sequence[tuple[str, int, int]] = ()
+
+
 class Blocks:
     """Makes one block after the other."""
 
@@ -91,7 +106,6 @@ class Blocks:
         self._made = 0
         self._rows: dict[int, Row] = {}
         self._places: deque[tuple[int, Any]] = deque()
-        self._trimmed: dict[str, tuple[int, int]] = {}
         self._told: dict[str, int] = {}
 
     def mark(self) -> Mark:
@@ -103,7 +117,7 @@ class Blocks:
         if not self._rows:
             self._places.clear()
         first, reader = self._places[0] if self._places else (self._made, now)
-        return Mark(reader, first, now, self._made, self._stream, dict(self._trimmed), dict(self._told))
+        return Mark(reader, first, now, self._made, self._stream, dict(self._told))
 
     def load(self, mark: Mapping[str, Any]) -> None:
         """Go to where a mark was taken: read the rows of all that waits again.
@@ -112,15 +126,14 @@ class Blocks:
             RecordError: the source gives other rows than it did.
         """
         self._stream = StreamState.from_text(mark["stream"])
-        self._trimmed = {name: (documents, tokens) for name, (documents, tokens) in mark["trimmed"].items()}
         self._told, self._made = dict(mark["told"]), mark["first"]
         state = self._stream
         units = [*state.waiting, *([state.gathering] if state.gathering else [])]
         held = {part.key: part for part in [*state.row, *(part for unit in units for part in unit.parts)]}
         self._reader.load(mark["reader"])
-        trimmed = dict(self._trimmed)
         while self._made < mark["made"]:
-            first, lengths, _ = self._read()[:3]
+            first = self._made
+            lengths = self._read().lengths
             for key in held.keys() & range(first, self._made):
                 if lengths[key - first] < held[key].stop:
                     raise RecordError(
@@ -130,7 +143,6 @@ class Blocks:
             self._keep(held)
             if self._made == first:
                 break
-        self._trimmed = trimmed
         if self._made != mark["made"] or held.keys() - self._rows.keys():
             raise RecordError(
                 f"the source gave {mark['made']:,} documents up to here and now gives {self._made:,}; it changed"
@@ -140,43 +152,46 @@ class Blocks:
         rows = self._rows
         self._rows = {key: rows[key] for key in held if key in rows}
 
-    def _read(self) -> tuple[int, list[int], Sequence[int] | None, bool]:
-        """Read a block, and return its first key, its lengths, its datasets, and whether it is the last."""
-        first = self._made
-        self._places.append((first, self._reader.state()))
+    def _read(self) -> _Read:
+        """Read a block; rows that are too long and must not be cut everywhere are cut by the format."""
+        self._places.append((self._made, self._reader.state()))
         rows, kinds = self._reader.read(self._size)
-        ended = len(rows) < self._size
-        lengths = list(map(self._format.length, rows))
-        if lengths and max(lengths) > self._options.capacity and self._options.overlong not in ("error", "drop"):
-            rows, lengths, kinds = self._trim(rows, lengths, kinds)
-        self._rows.update(zip(range(first, first + len(rows)), rows, strict=True))
-        self._made += len(rows)
-        return first, lengths, kinds, ended
+        lengths = self._lengths(rows)
+        found = _Read(rows, lengths, kinds, lengths, kinds, ended=len(rows) < self._size)
+        if lengths and max(lengths) > self._options.capacity and self._options.overlong in CUTTING:
+            found = self._trim(found)
+        self._rows.update(zip(range(self._made, self._made + len(found.rows)), found.rows, strict=True))
+        self._made += len(found.rows)
+        return found
 
-    def _trim(
-        self, rows: Sequence[Row], lengths: Sequence[int], kinds: Sequence[int] | None
-    ) -> tuple[list[Row], list[int], Sequence[int] | None]:
+    def _lengths(self, rows: Sequence[Row]) -> list[int]:
+        try:
+            return list(map(self._format.length, rows))
+        except (KeyError, TypeError, AttributeError):
+            for number, row in enumerate(rows, self._made):
+                _check_row(self._format, row, number)
+            raise
+
+    def _trim(self, read: _Read) -> _Read:
         """Let the format cut overlong rows that must not be cut everywhere; all others the stream cuts."""
         capacity, overlong, format = self._options.capacity, self._options.overlong, self._format
         made: list[tuple[Row, int]] = []
-        for row, length, kind in zip(rows, lengths, kinds or [0] * len(rows), strict=True):
+        trims: list[tuple[str, int, int]] = []
+        for row, length, kind in zip(read.rows, read.lengths, read.kinds or [0] * len(read.rows), strict=True):
             if length <= capacity or not format.spans(row):
                 made.append((row, kind))
-                continue
-            if overlong == "split":
-                made += [(piece, kind) for piece in split_row(format, row, capacity)]
-                self._count_trimmed("split", length)
-                continue
-            side = "right" if overlong == "truncate" else "left"
-            short = truncate_row(format, row, capacity, side=side)  # type: ignore[arg-type]  # one of the two
-            made.append((short, kind))
-            self._count_trimmed("truncated", length - format.length(short))
-        whole = [row for row, _ in made]
-        return whole, list(map(format.length, whole)), None if kinds is None else [kind for _, kind in made]
-
-    def _count_trimmed(self, reason: str, tokens: int) -> None:
-        documents, before = self._trimmed.get(reason, (0, 0))
-        self._trimmed[reason] = (documents + 1, before + tokens)
+            elif overlong == "split":
+                pieces = split_row(format, row, capacity)
+                made += [(piece, kind) for piece in pieces]
+                trims.append(("overlong", length, len(pieces)))
+            else:
+                side = "right" if overlong == "truncate" else "left"
+                short = truncate_row(format, row, capacity, side=side)  # type: ignore[arg-type]  # one of the two
+                made.append((short, kind))
+                trims.append(("truncated", length - format.length(short), 1))
+        rows = [row for row, _ in made]
+        lengths, kinds = list(map(format.length, rows)), None if read.kinds is None else [kind for _, kind in made]
+        return attrs.evolve(read, rows=rows, lengths=lengths, kinds=kinds, trims=trims)
 
     def next(self) -> Block | None:
         """Return the next block, None after the last.
@@ -186,20 +201,22 @@ class Blocks:
         """
         if self._stream.finished:
             return None
-        mark, before = self.mark(), dict(self._trimmed)
+        mark = self.mark()
         if not self._rows:
             self._places.clear()
-        first, lengths, kinds, ended = self._read()
+        first, read = self._made, self._read()
         packs: list[StreamPack] = []
         state = self._stream
-        if lengths:
-            state, packs = stream.push_many(self._options, state, self._documents(first, lengths, kinds))
-        if ended:
+        if read.lengths:
+            state, packs = stream.push_many(self._options, state, self._documents(first, read.lengths, read.kinds))
+        if read.trims:
+            state = state.counting(_trimmed(state.counts, read.trims))
+        if read.ended:
             state, last = stream.finish(self._options, state)
             packs = [*packs, *last]
         rows = self._rows
         laid = [self._laid(pack, rows) for pack in packs]
-        info = self._info(lengths, kinds, state.counts, before)
+        info = self._info(read.come, read.of, state.counts)
         self._told = {} if packs else info
         self._stream = state
         units = [*state.waiting, *([state.gathering] if state.gathering else [])]
@@ -225,13 +242,7 @@ class Blocks:
                     laid[place] = self._format.cut(laid[place], start, stop)
         return laid
 
-    def _info(
-        self,
-        lengths: Sequence[int],
-        kinds: Sequence[int] | None,
-        counts: Counts,
-        trimmed: Mapping[str, tuple[int, int]],
-    ) -> dict[str, int]:
+    def _info(self, lengths: Sequence[int], kinds: Sequence[int] | None, counts: Counts) -> dict[str, int]:
         """Return what this block adds to all counts, on top of what no pack has carried yet."""
         info = dict(self._told)
 
@@ -248,15 +259,12 @@ class Blocks:
             add(f"consumed_tokens/{name}", int(many))
         for place, some in enumerate(np.bincount(length_classes(sizes)).tolist()):
             add(f"lengths/{place}", some)
-        for reason, tally in counts.lost.items():
-            was = self._stream.counts.lost.get(reason, Tally())
-            add(f"lost_documents/{reason}", tally.documents - was.documents)
-            add(f"lost_tokens/{reason}", tally.tokens - was.tokens)
-        for reason, (some, many) in self._trimmed.items():
-            old = trimmed.get(reason, (0, 0))
-            name = "lost" if reason == "truncated" else "cut"
-            add(f"{name}_documents/{reason}", some - old[0])
-            add(f"{name}_tokens/{reason}", many - old[1])
+        before = self._stream.counts
+        for name, now, then in (("lost", counts.lost, before.lost), ("cut", counts.cut, before.cut)):
+            for reason, tally in now.items():
+                was = then.get(reason, Tally())
+                add(f"{name}_documents/{reason}", tally.documents - was.documents)
+                add(f"{name}_tokens/{reason}", tally.tokens - was.tokens)
         info["epochs"] = self._reader.epoch + 1
         return info
 
@@ -268,6 +276,29 @@ def length_classes(lengths: Any) -> Any:
     [0, 0, 4, 7, 8, 40]
     """
     return np.ceil(4 * np.log2(np.maximum(lengths, 1)) - 1e-9).astype(np.int64)
+
+
+def _trimmed(counts: Counts, trims: Sequence[tuple[str, int, int]]) -> Counts:
+    """Return the counts as if the stream had been given the rows whole, and had cut them as the format did."""
+    seen, lost, cut = counts.seen, dict(counts.lost), dict(counts.cut)
+    for reason, tokens, pieces in trims:
+        tallies = lost if reason == "truncated" else cut
+        tallies[reason] = tallies.get(reason, Tally()).plus(1, tokens)
+        seen = seen.plus(1 - pieces, tokens if reason == "truncated" else 0)
+    return Counts(seen, counts.packed, counts.packs, lost, cut, counts.padding)
+
+
+def _check_row(format: Format, row: Any, number: int) -> None:
+    """Raise, if the format cannot say how long a row is, what is amiss with it."""
+    try:
+        format.length(row)
+    except (KeyError, TypeError, AttributeError) as error:
+        has = f"has fields {', '.join(map(str, row))}" if isinstance(row, Mapping) else f"is one {type(row).__name__}"
+        fault = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise PackError(
+            f"document {number}, counted from 0 as this reader reads them, {has}, and {type(format).__name__} cannot "
+            f"say its length: {fault}; rows are mappings with the fields the format names"
+        ) from error
 
 
 def _pair(tally: Tally) -> tuple[int, int]:

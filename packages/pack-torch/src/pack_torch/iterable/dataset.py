@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
+import torch
 from pack_core.errors import PackError, RecordError
+from pack_core.lengths import as_integer
 from pack_core.stream import Counts, StreamOptions, Tally
 from torch.utils.data import IterableDataset
 
@@ -14,7 +16,7 @@ from pack_torch.formats.format import Format
 from pack_torch.iterable.ahead import Ahead
 from pack_torch.iterable.blocks import Block, Blocks, warn_of_discarded
 from pack_torch.iterable.order import Repeated, open_reader
-from pack_torch.iterable.setup import described, source_described
+from pack_torch.iterable.setup import check_format, described, source_described
 from pack_torch.iterable.shard import Shard, find_shard
 from pack_torch.pack import Pack
 
@@ -35,7 +37,9 @@ class PackedIterable(IterableDataset[Pack]):
             dataset or what else has `state_dict` and `load_state_dict`, any iterable, `shuffle(...)`, `mix(...)`.
         format: what a row is.
         capacity: most tokens of a pack.
-        group: field of the rows; those of the same group, one after another, come into one pack. None in it: no group.
+        group: field of the rows; those of the same group, one after another, come into one pack, and are dealt out
+            together, for which every reader goes through all rows. None in it: no group. Not with `shuffle` and `mix`,
+            which move rows one by one.
         epochs: how often the source is gone through in one iteration; None: for ever. Packs may span epochs.
         rank: this process's, of `world`.
         world: how many processes share the source.
@@ -50,6 +54,8 @@ class PackedIterable(IterableDataset[Pack]):
             lost, and a warning says how much.
         options: those of `pack_core.stream.StreamOptions`: `strategy`, `window`, `overlong`, `last`, `zero_length`,
             `max_documents`, `max_cost`, `max_wait`, `max_idle`, `seed`, `strategy_options`.
+
+    Counts travel with the packs, each block's with its first. What is lost behind the last pack is in `counts` alone.
 
     To go on exactly, the rows of all that waits are read again, from the block with the oldest of them on. A strategy
     that lets some documents wait for very long should be given a `max_wait`.
@@ -89,25 +95,29 @@ class PackedIterable(IterableDataset[Pack]):
         """Read nothing yet."""
         super().__init__()
         self.source, self.format, self.options = source, format, StreamOptions(capacity=capacity, **options)
-        for name, value, least in (("block", block, 1), ("prefetch", prefetch, 0), ("epochs", epochs, 1)):
-            if not (name == "epochs" and value is None) and (not isinstance(value, int) or value < least):
-                raise PackError(f"{name} is {value!r}; it must be a whole number, at least {least}")
+        check_format(format, self.options)
         if resume not in _RESUMES or source_shards not in _DEALS:
             raise PackError(
                 f"resume is {resume!r} and source_shards {source_shards!r}; they must be of {_RESUMES} and {_DEALS}"
             )
-        self._group, self._epochs, self._block, self._prefetch = group, epochs, block, prefetch
+        self._group, self._epochs = group, None if epochs is None else as_integer(epochs, "epochs")
+        self._block, self._prefetch = as_integer(block, "block"), as_integer(prefetch, "prefetch", least=0)
         self._ranks, self._deals, self._resume = (rank, world, distributed), source_shards, resume
         if not distributed:
             Shard(rank, world)
-        self._epoch = 0
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # so that workers that live on are told
         self._first: dict[int, Any] = {}
         self._pending: Mapping[str, Any] | None = None
         self._running: _Iteration | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Give the iterations from now on the order of an epoch; a state that is loaded has its own."""
-        self._epoch = epoch
+        """Give the iterations from now on the order of an epoch, in a loader's workers too; a loaded state has its own.
+
+        Raises:
+            PackError: the epoch is no whole number of at least 0.
+        """
+        self._epoch.fill_(as_integer(epoch, "epoch", least=0))
 
     @property
     def counts(self) -> Counts:
@@ -116,6 +126,8 @@ class PackedIterable(IterableDataset[Pack]):
 
     def __iter__(self) -> Iterator[Pack]:
         """Return an iterator over all packs, or over those after the state that was loaded."""
+        if self._running is not None:
+            self._running.close()
         state, self._pending = self._pending, None
         self._running = _Iteration(
             self._blocks(state), state, self._prefetch, self.format, self.options.capacity, self._begun()
@@ -123,7 +135,7 @@ class PackedIterable(IterableDataset[Pack]):
         return self._running
 
     def _blocks(self, state: Mapping[str, Any] | None) -> Blocks:
-        inner = open_reader(self.source, find_shard(*self._ranks), self._deals, self._first)
+        inner = open_reader(self.source, find_shard(*self._ranks), self._deals, self._first, self._group)
         if inner.replays and self._resume == "cursor" and state is not None:
             raise RecordError(
                 "resume='cursor', but a source has neither an index nor a state of its own, and would have to be read "
@@ -132,7 +144,7 @@ class PackedIterable(IterableDataset[Pack]):
         reader = Repeated(inner, self._epochs)
         blocks = Blocks(reader, self.options, self.format, block=self._block, group=self._group)
         if state is None or state["block"] == [None]:
-            reader.start(self._epoch if state is None else state["epoch"])
+            reader.start(int(self._epoch) if state is None else state["epoch"])
         else:
             blocks.load(state["block"][0])
         return blocks
@@ -146,7 +158,7 @@ class PackedIterable(IterableDataset[Pack]):
         return self._begun() | {"block": [None], "given": 0, "ended": False}
 
     def _begun(self) -> dict[str, Any]:
-        return {"version": _VERSION, "setup": [self._setup()], "epoch": self._epoch}
+        return {"version": _VERSION, "setup": [self._setup()], "epoch": int(self._epoch)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from there; after the state of a finished one it has no packs.
@@ -154,8 +166,11 @@ class PackedIterable(IterableDataset[Pack]):
         Raises:
             RecordError: the state is of another dataset, or of other ranks and workers; says what differs.
         """
-        if state.get("version") != _VERSION:
-            raise RecordError(f"the state is of version {state.get('version')!r}; this dataset reads {_VERSION}")
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if version != _VERSION:
+            raise RecordError(f"the state is of version {version!r}; this dataset reads {_VERSION}")
+        if missing := [name for name in ("setup", "epoch", "block", "given", "ended") if name not in state]:
+            raise RecordError(f"the state has no {', '.join(missing)}; give what state_dict returned, all of it")
         (was,), now = state["setup"], self._setup()
         if was["shard"] != now["shard"]:
             raise RecordError(
@@ -204,7 +219,7 @@ class _Iteration(Iterator[Pack]):
         self._format, self._capacity, self._begun = format, capacity, begun
         self._block: Block | None = None
         self._given = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._json: tuple[object, dict[str, Any]] | None = None
 
     @property
@@ -217,23 +232,34 @@ class _Iteration(Iterator[Pack]):
             if made is None:
                 self._ended = True
                 raise StopIteration
+            if self._skip > len(made.packs):
+                raise RecordError(
+                    f"the state was saved after {self._skip:,} packs of a block that has {len(made.packs):,} now; the "
+                    "source is not what it was, so it cannot be gone on with exactly"
+                )
             self._block, self._given, self._skip = made, self._skip, 0
         given = self._given
-        pack = Pack(
-            self._format.encode(self._block.rows[given]),
-            self._format,
-            self._capacity,
-            self._block.info if not given else {},
-        )
+        try:
+            encoded = self._format.encode(self._block.rows[given])
+        except Exception as error:
+            keys = ", ".join(map(str, self._block.packs[given].keys))
+            error.add_note(f"in the pack of documents {keys}, counted from 0 as this reader reads them")
+            raise
+        pack = Pack(encoded, self._format, self._capacity, self._block.info if not given else {})
         self._given = given + 1
         return pack
+
+    def close(self) -> None:
+        """Read no further ahead."""
+        if isinstance(self._next, Ahead):
+            self._next.close()
 
     def _made(self) -> Block | None:
         if self._error is not None:
             raise self._error  # the source has been read on, so whoever asks again must not be given what follows
         try:
             return self._next()
-        except Exception as error:
+        except BaseException as error:
             self._error = error
             raise
 

@@ -9,9 +9,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 from pack_core.errors import PackError
+from pack_core.lengths import LARGEST, as_integer
 
 from pack_torch.formats.columns import Row
-from pack_torch.iterable.readers import Reader, Rows, open_leaf
+from pack_torch.iterable.dealing import open_leaf
+from pack_torch.iterable.readers import Reader, Rows
 from pack_torch.iterable.shard import Shard
 
 Stop = Literal["first_exhausted", "all_exhausted", "drain", "never"]
@@ -75,9 +77,7 @@ def shuffle(source: Any, buffer: int = 1_000, *, seed: int = 0) -> Shuffled:
     >>> next(iter(dataset))["input_ids"].tolist()
     [0, 5, 4, 3, 1, 2]
     """
-    if not isinstance(buffer, int) or buffer < 1:
-        raise PackError(f"buffer is {buffer!r}; it must be a number of rows, at least 1")
-    return Shuffled(source, buffer, seed)
+    return Shuffled(source, as_integer(buffer, "buffer"), as_integer(seed, "seed", least=-LARGEST))
 
 
 def mix(
@@ -112,16 +112,28 @@ def mix(
         raise PackError(f"weights are {given} for {len(named)} datasets; give each one above 0, or leave it out")
     if stop not in get_args(Stop):
         raise PackError(f"stop is {stop!r}; it must be one of {', '.join(map(repr, get_args(Stop)))}")
-    return Mixed(tuple(named.values()), tuple(map(str, named)), given, stop, seed)
+    return Mixed(tuple(named.values()), tuple(map(str, named)), given, stop, as_integer(seed, "seed", least=-LARGEST))
 
 
-def open_reader(source: Any, shard: Shard, deals: str | None, first: dict[int, Any]) -> Reader:
-    """Return the reader of a source: dealt out first, then shuffled, then mixed."""
+def open_reader(
+    source: Any, shard: Shard, deals: str | None, first: dict[int, Any], group: str | None = None
+) -> Reader:
+    """Return the reader of a source: dealt out first, then shuffled, then mixed; with a `group`, dealt out by it.
+
+    Raises:
+        PackError: there is a group, and rows are moved one by one, away from their neighbours.
+    """
+    if group is not None and isinstance(source, (Mixed, Shuffled)):
+        moves = "mix" if isinstance(source, Mixed) else "shuffle"
+        raise PackError(
+            f"group={group!r} keeps neighbours together, and {moves} moves rows one by one; give a source whose groups "
+            "are in their order already, or put a whole group into each row, as Preference and SharedPrompt do"
+        )
     if isinstance(source, Mixed):
         return MixedReader(source, [open_reader(one, shard, deals, first) for one in source.sources])
     if isinstance(source, Shuffled):
         return ShuffledReader(source, open_reader(source.source, shard, deals, first), shard.index)
-    return open_leaf(source, shard, deals, first)
+    return open_leaf(source, shard, deals, first, group)
 
 
 class ShuffledReader:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
 from pack_core.errors import PackError, RecordError
-from torch.utils.data import IterableDataset
 
 from pack_torch.formats.columns import Row
 from pack_torch.iterable.shard import Shard
@@ -70,7 +69,13 @@ class IndexReader:
         if type(self._source) is list:
             return self._source[places.start : places.stop : step], None
         many = getattr(self._source, "__getitems__", None)
-        return list(many(list(places)) if callable(many) else map(self._source.__getitem__, places)), None
+        rows = list(many(list(places)) if callable(many) else map(self._source.__getitem__, places))
+        if len(rows) != len(places):
+            raise PackError(
+                f"the source has {len(self._source):,} rows by its length and gave {len(rows):,} for {len(places):,} "
+                f"places from {places.start:,} on; mend its __getitem__, or its __len__"
+            )
+        return rows, None
 
     def state(self) -> int:
         """Return how many rows were read."""
@@ -169,46 +174,3 @@ class IterableReader:
             if skipped < read:
                 raise RecordError(f"the source had {read:,} rows and now has {skipped:,}; it changed, or was read from")
         self._read = read
-
-
-def open_leaf(source: Any, shard: Shard, deals: str | None, first: dict[int, Any]) -> Reader:
-    """Return the reader of one source; `deals` is `PackedIterable`'s `source_shards`.
-
-    `first` remembers the first state of sources that were read before.
-
-    Raises:
-        PackError: it cannot be dealt out to the readers, or is no source.
-    """
-    if not isinstance(source, IterableDataset) and hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return IndexReader(source, shard)
-    if not isinstance(source, Iterable):
-        raise PackError(
-            f"the source is one {type(source).__name__}; give an iterable of rows, or what has a length and an index"
-        )
-    shards = getattr(source, "num_shards", None)
-    in_files = isinstance(shards, int) and callable(getattr(source, "shard", None))
-    if deals is None and in_files:
-        return _open_files(source, shards or 0, shard, first)
-    if deals is None and isinstance(source, IterableDataset) and shard.workers > 1:
-        raise PackError(
-            f"{type(source).__name__} is an IterableDataset, read by {shard.workers} workers, and cannot tell whether "
-            "it deals its rows out to them; say source_shards='workers' if it does, or 'nothing' if every worker "
-            "sees all rows"
-        )
-    if deals == "workers":
-        return IterableReader(source, shard.rank, shard.world, first)
-    return IterableReader(source, shard.index, shard.count, first)
-
-
-def _open_files(source: Any, shards: int, shard: Shard, first: dict[int, Any]) -> Reader:
-    """Return the reader of a Hugging Face streaming dataset, which deals its files out to workers by itself."""
-    if shard.world == 1:
-        return IterableReader(source, 0, 1, first)
-    if shards >= shard.world:
-        return IterableReader(source.shard(num_shards=shard.world, index=shard.rank), 0, 1, {})
-    if shard.workers == 1:
-        return IterableReader(source, shard.rank, shard.world, first)
-    raise PackError(
-        f"the source is in {shards} files, which it deals out to workers by itself, so they cannot be dealt to "
-        f"{shard.world} ranks as well; have at least as many files as ranks, or no more than one worker"
-    )

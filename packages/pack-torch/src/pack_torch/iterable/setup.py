@@ -6,8 +6,38 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from pack_core.errors import PackError
+from pack_core.stream import StreamOptions
 
+from pack_torch.formats.format import Format
 from pack_torch.iterable.order import Mixed, Shuffled
+
+#: What of an object's own state says how it was made, and stays the same in another process.
+_PLAIN = (bool, int, float, str, type(None))
+
+#: Policies for overlong documents that cut them.
+CUTTING = ("truncate", "truncate_left", "split")
+
+
+def check_format(format: Any, options: StreamOptions) -> None:
+    """Raise unless it is a format, and one whose rows may be cut wherever these options may cut them."""
+    if isinstance(format, type) or not callable(getattr(format, "encode", None)):
+        raise PackError(f"format is {format!r}; give an object such as Sft(), which says what a row is")
+    cuts = f"overlong={options.overlong!r}" if options.overlong in CUTTING else ""
+    anywhere = f"strategy {options.strategy!r}" if options.cuts else ""
+    if cuts and options.max_cost is not None:
+        anywhere = anywhere or f"{cuts} with max_cost"
+    whole = getattr(format, "whole", None)
+    if whole is not None and (cuts or anywhere):
+        raise PackError(
+            f"{anywhere or cuts} cuts rows, and {type(format).__name__} rows cannot be cut: {whole}; choose "
+            + ("another strategy" if options.cuts else "overlong='drop' or 'error'")
+        )
+    if anywhere and getattr(type(format), "spans", Format.spans) is not Format.spans:
+        raise PackError(
+            f"{anywhere} cuts rows at any token, and {type(format).__name__} rows have spans that stay whole; choose "
+            + ("another strategy" if options.cuts else "overlong='drop' or 'error', or leave max_cost out")
+        )
 
 
 def described(value: Any) -> Any:
@@ -28,7 +58,8 @@ def described(value: Any) -> Any:
     if attrs.has(type(value)):
         own = attrs.fields(type(value))
         return {"type": name} | {field.name: described(getattr(value, field.name)) for field in own}
-    return name
+    plain = {key: described(one) for key, one in getattr(value, "__dict__", {}).items() if isinstance(one, _PLAIN)}
+    return {"type": name} | plain if plain and kind is type(value) else name
 
 
 def source_described(source: Any) -> Any:

@@ -1,0 +1,288 @@
+"""What a dataset must refuse, keep together and account for, whoever reads it and however it is gone through again."""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pack_core import PackError, RecordError
+from pack_core.stream import Choice
+from pack_torch import (
+    Multimodal,
+    Pack,
+    PackCollator,
+    PackedIterable,
+    Preference,
+    Sft,
+    SharedPrompt,
+    add_metrics,
+    mix,
+    progress_line,
+    shuffle,
+    summarize,
+)
+from support.format_cases import no_payloads
+from support.iterable_cases import TOKENS, Stateful, Stream, numbers, resumed_at_every_pack, rows_of_lengths, some_rows
+from torch.utils.data import DataLoader
+
+
+def packed(rows: object, **options: object) -> PackedIterable:
+    return PackedIterable(rows, **{"format": TOKENS, "capacity": 10, "window": 3, "block": 4, **options})
+
+
+def order(packs: Iterable[Pack]) -> list[list[int]]:
+    """The numbers of the rows of each pack."""
+    return [[row["input_ids"][0] for row in pack.documents()] for pack in packs]
+
+
+def in_groups(sizes: list[int]) -> list[dict[str, Any]]:
+    """Rows of one token, the group of each, and a row of no group after every second group."""
+    rows = []
+    for group, size in enumerate(sizes):
+        rows += [{"input_ids": [len(rows) + at], "group": group} for at in range(size)]
+        if group % 2:
+            rows.append({"input_ids": [len(rows)], "group": None})
+    return rows
+
+
+def test_groups_are_dealt_out_whole() -> None:
+    rows = in_groups([2, 2, 2])  # 0 1 | 2 3 | 4 alone | 5 6
+    one, two = (packed(rows, group="group", rank=rank, world=2) for rank in (0, 1))
+    assert (sorted(numbers(one)), sorted(numbers(two))) == ([0, 1, 4], [2, 3, 5, 6])
+
+
+@pytest.mark.parametrize("kind", [list, Stateful, Stream])
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:the source has neither")
+def test_every_reader_has_whole_groups_and_all_have_everything_once(kind: type, world: int) -> None:
+    rows = in_groups([3, 1, 2, 4, 1, 3, 2])
+    of = {row["input_ids"][0]: row["group"] for row in rows}
+    found: list[int] = []
+    for rank in range(world):
+        packs = [numbers([pack]) for pack in packed(kind(rows), group="group", window=4, rank=rank, world=world)]
+        for group in {of[one] for pack in packs for one in pack} - {None}:
+            whole = {number for number, its in of.items() if its == group}
+            assert sum(whole <= set(pack) for pack in packs) == 1
+        found += [one for pack in packs for one in pack]
+        resumed_at_every_pack(lambda rank=rank: packed(kind(rows), group="group", window=4, rank=rank, world=world))
+    assert sorted(found) == sorted(of)
+
+
+def test_workers_have_whole_groups_too() -> None:
+    rows = in_groups([2] * 8)
+    of = {row["input_ids"][0]: row["group"] for row in rows}
+    loader = DataLoader(packed(rows, group="group"), batch_size=None, num_workers=2)
+    packs = [set(numbers([pack])) for pack in loader]
+    for group in set(of.values()) - {None}:
+        assert sum({number for number, its in of.items() if its == group} <= pack for pack in packs) == 1
+
+
+@pytest.mark.parametrize("source", [shuffle(in_groups([2, 2]), 4), mix([in_groups([2]), in_groups([2])])])
+def test_what_moves_rows_one_by_one_is_refused_beside_groups(source: object) -> None:
+    with pytest.raises(PackError, match=r"group='group' keeps neighbours together, and (shuffle|mix) moves rows"):
+        iter(packed(source, group="group"))
+
+
+class Slow(Stateful):
+    """A source that a thread is still reading when it is begun again, unless it is waited for."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in super().__iter__():
+            if len(threading.enumerate()) > 1:
+                threading.Event().wait(0.001)
+            yield row
+
+
+def test_what_is_read_ahead_is_not_read_on_while_the_source_is_begun_anew() -> None:
+    rows = some_rows(120)
+    expected = order(packed(Slow(rows)))
+    dataset = packed(Slow(rows), prefetch=2)
+    for _ in range(3):
+        packs = iter(dataset)
+        next(packs)
+        state = json.loads(json.dumps(dataset.state_dict()))
+        next(packs)
+        assert order(dataset) == expected
+        next(iter(dataset))
+        dataset.load_state_dict(state)
+        assert order(dataset) == expected[1:]
+
+
+def test_an_iteration_that_is_not_read_ahead_any_more_goes_on_by_itself() -> None:
+    rows = some_rows(60)
+    expected = order(packed(rows))
+    dataset = packed(rows, prefetch=3)
+    first = iter(dataset)
+    begun = order([next(first)])
+    assert order(dataset) == expected
+    assert begun + order(first) == expected
+
+
+class Interrupted(list):  # type: ignore[type-arg]
+    def __getitem__(self, place: Any) -> Any:
+        if place == 6:
+            raise KeyboardInterrupt
+        return super().__getitem__(place)
+
+
+class Short(list):  # type: ignore[type-arg]
+    def __getitem__(self, place: Any) -> Any:
+        if place == 6:
+            raise StopIteration
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_interrupt_is_raised_again_and_not_waited_for(prefetch: int) -> None:
+    packs = iter(packed(Interrupted(some_rows(9)), prefetch=prefetch))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            list(packs)
+
+
+def test_a_source_that_gives_fewer_rows_than_it_says_is_noticed() -> None:
+    with pytest.raises(PackError, match="the source has 9 rows by its length and gave 2 for 4 places from 4 on"):
+        list(packed(Short(some_rows(9))))
+
+
+def test_an_epoch_is_told_to_workers_that_live_on() -> None:
+    dataset = packed(shuffle(some_rows(20), 20), window=1)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+    orders = []
+    for epoch in (0, 1, 0):
+        dataset.set_epoch(epoch)
+        orders.append(order(loader))
+    assert orders[0] == orders[2] != orders[1]
+    with pytest.raises(PackError, match="epoch is 'a' "):
+        dataset.set_epoch("a")  # type: ignore[arg-type]
+
+
+IMAGES = [
+    {"input_ids": [0] * 12, "images": ["a"], "spans": [(8, 11)]},
+    {"input_ids": [1] * 3, "images": [], "spans": []},
+]
+TEXTS = [{"input_ids": row["input_ids"]} for row in IMAGES]
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "split"])
+def test_rows_that_the_format_cuts_are_counted_as_those_that_the_stream_cuts(overlong: str) -> None:
+    text = packed(TEXTS, overlong=overlong)
+    # The image goes as a whole: four tokens are lost, not two.
+    images = packed(IMAGES, overlong=overlong, format=Multimodal(no_payloads, TOKENS))
+    for dataset, lost in ((text, 2), (images, 4)):
+        packs = list(dataset)
+        metrics = add_metrics([pack.info for pack in packs])
+        counts = dataset.counts
+        assert (counts.seen.documents, counts.seen.tokens) == (2, 15)
+        assert (metrics["consumed_documents/0"], metrics["consumed_tokens/0"]) == (2, 15)
+        kept = sum(pack.tokens for pack in packs)
+        assert counts.seen.tokens == kept + counts.lost_tokens
+        if overlong == "truncate":
+            assert counts.lost["truncated"].tokens == metrics["lost_tokens/truncated"] == lost
+            assert metrics["lost_documents/truncated"] == 1
+        else:
+            assert kept == 15
+            assert (metrics["cut_documents/overlong"], metrics["cut_tokens/overlong"]) == (1, 12)
+
+
+def test_documents_cut_where_a_pack_is_full_are_told_with_the_batch() -> None:
+    dataset = packed(rows_of_lengths([6, 7, 7]), strategy="concat_split")
+    metrics = add_metrics([batch.metrics for batch in map(PackCollator(), ([pack] for pack in dataset))])
+    assert metrics["cut_documents/full"] == 1
+    assert metrics["cut_tokens/full"] == dataset.counts.cut["full"].tokens
+
+
+def test_how_full_packs_are_does_not_depend_on_how_they_are_laid() -> None:
+    packs = list(packed(rows_of_lengths([6, 6])))
+    for mask, padding in (("varlen", 0.0), ("dense", 0.4)):
+        metrics = PackCollator(mask)(packs).metrics
+        assert (summarize(metrics)["fill"], summarize(metrics)["padding_share"]) == (0.6, padding)
+        assert "60.0 % full" in progress_line(metrics, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "message"),
+    [
+        (
+            Preference(),
+            {"overlong": "truncate"},
+            "overlong='truncate' cuts rows, and Preference rows cannot be cut",
+        ),
+        (Preference(), {"strategy": "concat_split"}, "strategy 'concat_split' cuts rows, and Preference rows cannot"),
+        (SharedPrompt(), {"overlong": "split"}, "SharedPrompt rows cannot be cut: completions are compared .*='drop'"),
+        (Multimodal(no_payloads), {"strategy": "concat_split"}, "at any token, and Multimodal rows have spans that"),
+        (Multimodal(no_payloads), {"overlong": "split", "max_cost": 81}, "overlong='split' with max_cost cuts rows at"),
+        (Sft, {}, "format is .*Sft.*; give an object such as Sft"),
+        (None, {}, "format is None; give an object"),
+    ],
+)
+def test_formats_whose_rows_would_be_cut_wrongly_are_refused_before_anything_is_read(
+    format: object, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PackError, match=message):
+        packed([], format=format, **options)
+
+
+class Every:
+    """A strategy by hand: whatever fits, from some place on."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def choose(self, waiting: Any, room: Any, memory: Any) -> Choice:
+        fitting = [at for at, one in enumerate(waiting) if room.fits(one)]
+        return Choice(take=(fitting[self.place % len(fitting)],)) if fitting else Choice(close=True)
+
+
+def test_a_strategy_made_by_hand_is_compared_by_its_own_values() -> None:
+    state = packed(some_rows(9), strategy=Every(0)).state_dict()
+    packed(some_rows(9), strategy=Every(0)).load_state_dict(state)
+    with pytest.raises(RecordError, match=r"strategy was .*'place': 0.* and is .*'place': 1"):
+        packed(some_rows(9), strategy=Every(1)).load_state_dict(state)
+    with pytest.raises(PackError, match="it is a class"):
+        packed(some_rows(9), strategy=Every)
+
+
+@pytest.mark.parametrize("state", [None, "", {"version": 1}, {"version": 1, "setup": [], "epoch": 0}])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(RecordError, match=r"the state is of version None|the state has no .*; give what state_dict"):
+        packed(some_rows(9)).load_state_dict(state)
+
+
+def test_a_state_that_says_more_packs_were_given_than_there_are_is_refused() -> None:
+    dataset = packed(some_rows(9))
+    next(iter(dataset))
+    other = packed(some_rows(9))
+    other.load_state_dict({**dataset.state_dict(), "given": 50})
+    with pytest.raises(RecordError, match="saved after 50 packs of a block that has"):
+        list(other)
+
+
+def test_an_error_in_a_pack_says_which_documents_it_has() -> None:
+    rows: list[dict[str, object]] = [{"input_ids": [1]}, {"input_ids": [2], "extra": 1}]
+    with pytest.raises(ValueError, match="do not have the same fields") as caught:
+        list(packed(rows, format=Sft(label_mode="tokens")))
+    assert caught.value.__notes__ == ["in the pack of documents 0, 1, counted from 0 as this reader reads them"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"train": [], "test": []}, "the source is one dict of train, test; give one of them, or mix them"),
+        ([[1, 2]], "document 0, .* is one list, and Sft cannot say its length"),
+        ([{"input_ids": None}], "document 0, .* has fields input_ids, and Sft cannot say its length: object of type"),
+    ],
+)
+def test_sources_that_are_none_are_named(source: object, message: str) -> None:
+    with pytest.raises(PackError, match=message):
+        list(packed(source))
+
+
+def test_epochs_are_shared_but_datasets_are_not() -> None:
+    one, two = packed(shuffle(some_rows(9), 9)), packed(shuffle(some_rows(9), 9))
+    one.set_epoch(3)
+    assert order(one) != order(two)
+    assert isinstance(one.state_dict()["epoch"], int)
+    assert torch.equal(torch.tensor(two.state_dict()["epoch"]), torch.tensor(0))
