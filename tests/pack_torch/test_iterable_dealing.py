@@ -24,7 +24,16 @@ from pack_torch import (
     summarize,
 )
 from support.format_cases import no_payloads
-from support.iterable_cases import TOKENS, Stateful, Stream, numbers, resumed_at_every_pack, rows_of_lengths, some_rows
+from support.iterable_cases import (
+    TOKENS,
+    Stateful,
+    Stream,
+    held,
+    numbers,
+    resumed_at_every_pack,
+    rows_of_lengths,
+    some_rows,
+)
 from torch.utils.data import DataLoader
 
 
@@ -192,6 +201,24 @@ def test_documents_cut_where_a_pack_is_full_are_told_with_the_batch() -> None:
     metrics = add_metrics([batch.metrics for batch in map(PackCollator(), ([pack] for pack in dataset))])
     assert metrics["cut_documents/full"] == 1
     assert metrics["cut_tokens/full"] == dataset.counts.cut["full"].tokens
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_is_lost_behind_the_last_pack_is_told_with_it(prefetch: int) -> None:
+    rows = rows_of_lengths([6, 6, 6, 3, 11, 11, 11, 11, 11])  # blocks of four: the last pack is of the first one
+    dataset = packed(rows, window=1, overlong="drop", prefetch=prefetch)
+    metrics = add_metrics([pack.info for pack in dataset])
+    assert (metrics["lost_documents/overlong"], metrics["lost_tokens/overlong"]) == (5, 55)
+    assert metrics["consumed_documents/0"] == dataset.counts.seen.documents == 9
+    resumed_at_every_pack(lambda: packed(rows, window=1, overlong="drop", prefetch=prefetch))
+
+
+def test_an_error_behind_the_last_pack_does_not_take_it_away() -> None:
+    packs = iter(packed([*rows_of_lengths([6, 6, 6, 6]), {"wrong": 1}], window=1))
+    assert [held(next(packs)) for _ in range(3)] == [[0] * 6, [1] * 6, [2] * 6]
+    for _ in range(2):
+        with pytest.raises(PackError, match="document 4"):
+            next(packs)
 
 
 def test_how_full_packs_are_does_not_depend_on_how_they_are_laid() -> None:

@@ -19,6 +19,7 @@ from pack_torch.iterable.order import Repeated, open_reader
 from pack_torch.iterable.setup import check_format, described, source_described
 from pack_torch.iterable.shard import Shard, find_shard
 from pack_torch.pack import Pack
+from pack_torch.tallies import add_metrics
 
 _VERSION = 1
 _RESUMES = ("exact", "cursor", "discard")
@@ -55,7 +56,7 @@ class PackedIterable(IterableDataset[Pack]):
         options: those of `pack_core.stream.StreamOptions`: `strategy`, `window`, `overlong`, `last`, `zero_length`,
             `max_documents`, `max_cost`, `max_wait`, `max_idle`, `seed`, `strategy_options`.
 
-    Counts travel with the packs, each block's with its first. What is lost behind the last pack is in `counts` alone.
+    Counts travel with the packs, each block's with its first, and what comes behind the last pack with that one.
 
     To go on exactly, the rows of all that waits are read again, from the block with the oldest of them on. A strategy
     that lets some documents wait for very long should be given a `max_wait`.
@@ -219,6 +220,8 @@ class _Iteration(Iterator[Pack]):
         self._format, self._capacity, self._begun = format, capacity, begun
         self._block: Block | None = None
         self._given = 0
+        #: Once it was looked for: the next block that has packs, and the last one before it.
+        self._looked: tuple[Block, Block | None] | None = None
         self._error: BaseException | None = None
         self._json: tuple[object, dict[str, Any]] | None = None
 
@@ -228,7 +231,11 @@ class _Iteration(Iterator[Pack]):
 
     def __next__(self) -> Pack:
         while self._block is None or self._given == len(self._block.packs):
-            made = None if self._ended else self._made()
+            if self._looked:
+                (self._block, made), self._looked = self._looked, None
+                self._given = len(self._block.packs)
+            else:
+                made = None if self._ended else self._made()
             if made is None:
                 self._ended = True
                 raise StopIteration
@@ -245,9 +252,23 @@ class _Iteration(Iterator[Pack]):
             keys = ", ".join(map(str, self._block.packs[given].keys))
             error.add_note(f"in the pack of documents {keys}, counted from 0 as this reader reads them")
             raise
-        pack = Pack(encoded, self._format, self._capacity, self._block.info if not given else {})
+        info = {} if given else self._block.info
+        if given == len(self._block.packs) - 1 and (rest := self._look_on(self._block)):
+            info = add_metrics([info, rest])
         self._given = given + 1
-        return pack
+        return Pack(encoded, self._format, self._capacity, info)
+
+    def _look_on(self, block: Block) -> Mapping[str, int]:
+        """Make the next block that has packs; where there is none, return what is left to be told by the last pack."""
+        last = block
+        try:
+            made = self._made()
+            while made is not None and not made.packs:
+                last, made = made, self._made()
+        except Exception:
+            return {}  # it is raised where the next pack is asked for
+        self._looked = (last, made)
+        return last.info if made is None and last is not block else {}
 
     def close(self) -> None:
         """Read no further ahead."""
