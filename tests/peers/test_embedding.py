@@ -138,3 +138,21 @@ def test_a_data_set_is_packed_as_trls_own_function_packs_it(strategy: str) -> No
         assert sorted(map(len, ours["labels"])) == sorted(map(len, theirs["labels"]))
         assert pieces(ours) == pieces(theirs)
     assert example("trl_pack_dataset").pack_dataset(data.data.table, 48, strategy).to_pydict() == ours
+    assert example("trl_pack_dataset").pack_dataset(data, 48, strategy).to_dict() == ours
+
+
+def test_a_data_set_is_given_back_as_what_it_came_in() -> None:
+    pack_dataset = example("trl_pack_dataset").pack_dataset
+    data = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3], [4, 5]]})
+    chosen = data.select([2, 1]).with_format("torch")  # rows by index, given out as tensors
+    ours, theirs = pack_dataset(chosen, 4), trl.pack_dataset(chosen, 4)
+    assert isinstance(ours, datasets.Dataset)
+    assert ours.format["type"] == theirs.format["type"] == "torch"
+    assert torch.equal(ours[0]["input_ids"], theirs[0]["input_ids"])
+    splits = datasets.DatasetDict(train=data, test=data.select([0]))
+    packed = pack_dataset(splits, 4)
+    assert isinstance(packed, datasets.DatasetDict)
+    assert {name: one.to_dict() for name, one in packed.items()} == {
+        name: one.to_dict() for name, one in trl.pack_dataset(splits, 4).items()
+    }
+    assert pack_dataset(data.select([]), 4).to_dict() == {"input_ids": [], "seq_lengths": []}

@@ -114,7 +114,7 @@ def test_the_snippet_of_supervised_training_equals_one_document_at_a_time(attent
         CLOSE[attention],
     )
     if attention == "sdpa":
-        assert_same(sft_loss(model(**batch.model_inputs()), batch).numerator, expected, model)
+        assert_same(sft_loss(model(**batch.model_inputs("sdpa")), batch).numerator, expected, model)
 
 
 @pytest.mark.parametrize(("build", "gradients"), MODELS)
@@ -163,7 +163,7 @@ def test_flex_attention_sees_the_same_trees() -> None:
     flex, dense = (PackCollator(mask=mask)(packs) for mask in ("flex", "dense"))
     with torch.no_grad():
         found = policy_loss(llama("flex_attention")(**flex.model_inputs()), flex).numerator
-        expected = policy_loss(llama()(**dense.model_inputs()), dense).numerator
+        expected = policy_loss(llama()(**dense.model_inputs("sdpa")), dense).numerator
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
