@@ -24,19 +24,24 @@ class Packer:
 
     def compute_metrics(self, sequence_lengths, bins):
         """Return what `metrics` would add for these packs."""
-        tokens = sum(sequence_lengths)
+        tokens = int(sum(sequence_lengths))
         fill = tokens / (len(bins) * self.bin_capacity) if bins else 1.0
         return {"packs": len(bins), "sequences": len(sequence_lengths), "tokens": tokens, "fill": fill}
 
     def pack(self, sequence_lengths):
         """Return lists of indices, none over the capacity; raises ValueError where a sequence or a count cannot be."""
-        if not sequence_lengths and not self.min_bin_count:
-            return []
-        packing = pack(sequence_lengths, capacity=self.bin_capacity, strategy="best_fit_decreasing")
+        packing = []
+        if len(sequence_lengths):  # a list, an array or a tensor; pack_core's errors are ValueErrors
+            packing = pack(sequence_lengths, capacity=self.bin_capacity, strategy="best_fit_decreasing")
         multiple = self.bin_count_multiple or 1
         count = -(-max(len(packing), self.min_bin_count or 0) // multiple) * multiple
-        packs = list(equalize(packing, sequence_lengths, count=count))  # pack_core's errors are ValueErrors
-        if self.metrics is not None:
+        if count > len(sequence_lengths):  # in NeMo-RL's words, which its users may look for
+            raise ValueError(
+                f"Cannot create {count} bins with only {len(sequence_lengths)} sequences, one each at least: reduce "
+                "min_bin_count or bin_count_multiple, or give more sequences"
+            )
+        packs = list(equalize(packing, sequence_lengths, count=count)) if count else []
+        if self.metrics is not None and packs:
             new = self.compute_metrics(sequence_lengths, packs)
             self.metrics.update({name: self.metrics[name] + new[name] for name in ("packs", "sequences", "tokens")})
             self.metrics["fill"] = self.metrics["tokens"] / (self.metrics["packs"] * self.bin_capacity)

@@ -36,9 +36,10 @@ def row_of(documents):
 
 
 def step(model, optimizer, documents, capacity):
-    """Train one step on all documents, one packed row after the other; return the mean loss of a token."""
+    """Train one step on all documents, one packed row after the other; return the mean loss of a target."""
     packing = pack([len(document) for document in documents], capacity=capacity, strategy="best_fit_decreasing")
-    trained = sum(len(document) - 1 for document in documents)  # of the step, not of a row: rows differ
+    # Of the step, not of a row: rows differ. Documents of one token have no target: their loss is 0 / 1, never 0 / 0.
+    trained = max(1, sum(len(document) - 1 for document in documents))
     optimizer.zero_grad()
     total = 0.0
     for places in packing:

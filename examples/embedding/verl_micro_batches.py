@@ -1,7 +1,7 @@
 """verl's `rearrange_micro_batches` by pack-core: same arguments and return, no micro-batch over the limit.
 
-Micro-batches are the ranks of a step with one pack each: as few as hold all sequences, all with the same work. With a
-data-parallel group the ranks try one number after the other together, so all of them end with the same.
+Micro-batches are the ranks of a step with one pack each, all with the same work, and no more than first-fit decreasing
+needs. With a data-parallel group the ranks try one number after the other together, so all of them end with the same.
 """
 
 from pack_core import PackError, schedule

@@ -77,6 +77,13 @@ def test_rows_become_a_dataset_again_and_written_files_load(stored: Dataset, tmp
         to_dataset(pack_dataset(stored.shuffle(seed=4), 256), tmp_path / "rows.arrow")
 
 
+def test_where_all_is_dropped_the_dataset_is_empty_but_has_its_columns(tmp_path: Path) -> None:
+    packed = pack_dataset(Dataset.from_dict({"input_ids": [[1] * 9]}), 5, overlong="drop")
+    for _ in range(2):
+        again = to_dataset(packed, tmp_path / "rows.arrow")
+        assert (len(again), again.column_names) == (0, packed.column_names)
+
+
 def test_the_format_of_the_dataset_does_not_matter(stored: Dataset) -> None:
     assert lists(pack_dataset(stored.with_format("torch"), 256)) == lists(pack_dataset(stored, 256))
 

@@ -67,6 +67,15 @@ def test_what_no_micro_batches_can_hold_is_refused(lengths: list[int], limit: in
         rearranged(lengths, limit, **options)
 
 
+def test_micro_batches_are_as_few_as_first_fit_decreasing_needs() -> None:
+    # 12 8 | 10 10 | 10 9 | 7 7 6 are four of at most 20; filled evenly, they would be five.
+    lengths = [9, 10, 7, 8, 10, 10, 12, 7, 6]
+    places = rearranged(lengths, 20)
+    assert sorted(row for rows in places for row in rows) == list(range(9))
+    assert all(sum(lengths[row] for row in rows) <= 20 for rows in places)
+    assert len(places) == 4
+
+
 def test_the_packer_of_nemo_rl_keeps_its_contract() -> None:
     packer_of = example("nemo_rl_packer").Packer
     lengths = [10, 20, 30, 40, 50, 60, 70, 80, 90]
@@ -84,9 +93,36 @@ def test_the_packer_of_nemo_rl_keeps_its_contract() -> None:
     for wrong in ({"min_bin_count": -1}, {"bin_count_multiple": 0}):
         with pytest.raises(ValueError, match="must be"):
             packer_of(100, **wrong)
-    for lengths, options in (([101], {}), ([50, 50], {"min_bin_count": 3}), ([], {"min_bin_count": 1})):
-        with pytest.raises(ValueError, match=r"capacity|one would be empty|no lengths"):
-            packer_of(100, **options).pack(lengths)
+    with pytest.raises(ValueError, match="capacity"):
+        packer_of(100).pack([101])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([], {"min_bin_count": 2}, "Cannot create 2 bins with only 0 sequences"),
+        ([], {"min_bin_count": 2, "bin_count_multiple": 3}, "Cannot create 3 bins with only 0 sequences"),
+        ([50, 50], {"min_bin_count": 3}, "Cannot create 3 bins with only 2 sequences"),
+        ([50, 50], {"bin_count_multiple": 4}, "Cannot create 4 bins with only 2 sequences"),
+    ],
+)
+def test_too_few_sequences_are_refused_in_the_words_of_nemo_rl(
+    lengths: list[int], options: dict[str, int], message: str
+) -> None:
+    # Its own tests ask for these words, also where there is nothing to pack: every pack must hold a sequence.
+    with pytest.raises(ValueError, match=message):
+        example("nemo_rl_packer").Packer(100, **options).pack(lengths)
+    assert example("nemo_rl_packer").Packer(100, True, min_bin_count=0, bin_count_multiple=4).pack([]) == []
+
+
+def test_the_packer_of_nemo_rl_takes_arrays_of_lengths() -> None:
+    packer = example("nemo_rl_packer").Packer(10, collect_metrics=True)
+    assert packer.pack(numpy.array([5, 5, 3])) == [[0, 1], [2]]
+    assert packer.metrics == {"packs": 2, "sequences": 3, "tokens": 13, "fill": 13 / 20}
+    assert {type(value) for value in packer.metrics.values()} == {int, float}
+    assert packer.pack(numpy.array([], int)) == []
+    assert packer.pack([numpy.int64(5), numpy.int32(5)]) == [[0, 1]]
+    assert packer.compute_metrics(numpy.array([5, 5]), [[0, 1]])["fill"] == 1.0
 
 
 #: The example of TRL's own documentation: rows of 5, 2, 3 and 1 tokens in rows of 4.
@@ -117,6 +153,27 @@ ROWS = {
 )  # fmt: skip
 def test_rows_are_packed_as_trl_documents_it(strategy: str, packed: dict[str, list[list[int]]]) -> None:
     assert example("trl_pack_dataset").pack_dataset(ROWS, 4, strategy) == packed
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split", "wrapped"])
+def test_a_data_set_without_a_token_has_its_columns_and_no_rows(strategy: str) -> None:
+    added = {} if strategy == "wrapped" else {"seq_lengths": []}
+    for columns in ({"input_ids": [], "labels": []}, {"input_ids": [[], []], "labels": [[], []]}):
+        packed = example("trl_pack_dataset").pack_dataset(columns, 4, strategy)
+        assert packed == {"input_ids": [], "labels": []} | added
+
+
+def test_columns_that_hold_no_lists_are_refused() -> None:
+    pack_dataset = example("trl_pack_dataset").pack_dataset
+    for columns, held in (({"input_ids": [[1]], "id": [3]}, "'id' holds int"), ({"t": ["ab"]}, "'t' holds str")):
+        with pytest.raises(ValueError, match=f"column {held}, not a list of values a row; remove it"):
+            pack_dataset(columns, 4)
+    with pytest.raises(ValueError, match="column 'labels' holds NoneType"):
+        pack_dataset({"input_ids": [[1], [2]], "labels": [[1], None]}, 4)
+    with pytest.raises(ValueError, match="the data set has no columns"):
+        pack_dataset({}, 4)
+    with pytest.raises(ValueError, match="dataset is a list"):
+        pack_dataset([[1]], 4)
 
 
 def test_columns_that_do_not_belong_together_are_refused() -> None:

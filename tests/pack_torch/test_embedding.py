@@ -38,6 +38,25 @@ def test_a_packed_step_is_the_step_of_one_document_after_the_other() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-12)
 
 
+def test_documents_without_a_target_have_a_loss_of_zero_and_change_nothing() -> None:
+    loop = example("torch_loop")
+    torch.manual_seed(0)
+    model = loop.Model()
+    before = [parameter.clone() for parameter in model.parameters()]
+    assert loop.step(model, torch.optim.SGD(model.parameters(), lr=1.0), [[1]], capacity=10) == 0.0
+    assert loop.step(model, torch.optim.SGD(model.parameters(), lr=1.0), [[1], [2], [3]], capacity=2) == 0.0
+    for parameter, kept in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, kept)
+
+
+def test_the_packer_of_nemo_rl_takes_tensors_of_lengths() -> None:
+    packer = example("nemo_rl_packer").Packer(10, collect_metrics=True)
+    assert packer.pack(torch.tensor([5, 5, 3])) == [[0, 1], [2]]
+    assert packer.metrics == {"packs": 2, "sequences": 3, "tokens": 13, "fill": 13 / 20}
+    assert packer.pack(torch.tensor([], dtype=torch.int64)) == []
+    assert packer.pack(list(torch.tensor([5, 5]))) == [[0, 1]]
+
+
 def test_a_few_steps_learn_the_documents() -> None:
     loop = example("torch_loop")
     torch.manual_seed(0)

@@ -340,7 +340,7 @@ def test_prefetching_raises_where_the_pack_is_asked_for_and_ends_with_its_reader
     for prefetch in (0, 2):
         packs = iter(packed([*some_rows(8), {"wrong": 1}, *some_rows(8)], prefetch=prefetch))
         for _ in range(2):
-            with pytest.raises(PackError, match="document 8, counted from 0 .* has fields wrong, .* no 'input_ids'"):
+            with pytest.raises(PackError, match=r"document 8, counted from 0 .* has fields wrong, .* no 'input_ids'"):
                 list(packs)
     before = threading.active_count()
     packs = iter(packed(some_rows(500), prefetch=2))

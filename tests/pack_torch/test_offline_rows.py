@@ -1,6 +1,8 @@
 """Documents into packed rows: what lies where, that nothing is lost unsaid, and what is refused."""
 
 import pickle
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_torch.offline import DatasetError, Recipe, advise, lay_out, pack_dataset
+from pack_torch.offline.columns import ADDED
 from support.offline_cases import chunked, documents, joined, unpacked
 from torch.utils.data import DataLoader
 
@@ -185,12 +188,61 @@ def test_a_row_names_its_documents_where_empty_ones_are_passed_over() -> None:
         (BY_HAND, {"strategy": "bfd", "overlong": "drop"}, "'bfd' means overlong 'truncate', but 'drop' was given"),
         (BY_HAND, {"add": ["cu_seqlens"]}, "add names 'cu_seqlens'; it may name 'seq_lengths'"),
         (BY_HAND, {"strategy": "best"}, "strategy is 'best'; it must be one of"),
+        (BY_HAND, {"capacity": "5"}, r"capacity is '5' \(str\); it must be a whole number"),
+        (BY_HAND, {"capacity": None}, "capacity is None"),
+        (BY_HAND, {"columns": "input_ids"}, r"columns is the text 'input_ids'; it must be a list .* \['input_ids'\]"),
+        (BY_HAND, {"per_document": "input_ids"}, "per_document is the text 'input_ids'; it must be a list of names"),
+        (BY_HAND, {"add": "documents"}, "add is the text 'documents'; it must be a list of names"),
+        (BY_HAND, {"add": ["starts", "starts"]}, "add names 'starts' twice"),
+        # 6 of 10 tokens hold a document in steps of 6; the empty one before counts.
+        (
+            {"input_ids": [[], [1, 2, 3], [1] * 8]},
+            {"capacity": 10, "align": 6},
+            r"over the capacity of 10 \(in steps of 6: 6\), the first being document 2 with 8 tokens; .* to 12 or more",
+        ),
     ],
 )
 def test_what_cannot_be_packed_is_said_with_the_remedy(columns: Any, arguments: dict[str, Any], told: str) -> None:
     given = {"capacity": 5} | arguments
     with pytest.raises(ValueError, match=told):
         pack_dataset(pa.table(columns), **given)
+
+
+def test_where_all_is_dropped_the_columns_are_left() -> None:
+    kinds = pa.schema(
+        {
+            "input_ids": pa.list_(pa.int32()),
+            "boxes": pa.list_(pa.list_(pa.int8())),
+            "name": pa.string(),
+            "weight": pa.float32(),
+        }
+    )
+    table = pa.table({"input_ids": [[7] * 9], "boxes": [[[1]] * 9], "name": ["a"], "weight": [0.5]}, kinds)
+    packed = pack_dataset(table, 5, overlong="drop", per_document=["name", "weight"], add=ADDED)
+    assert (len(packed), packed.losses.dropped) == (0, 1)
+    none = packed.table(0, 0)
+    assert none.schema == pack_dataset(table, 9, per_document=["name", "weight"], add=ADDED).table(0, 1).schema
+    assert none.to_pydict() == packed[:] == {name: [] for name in packed.column_names}
+
+
+def test_what_no_tensor_holds_is_given_out_as_lists() -> None:
+    beside: dict[str, list[Any]] = {
+        "struct": [{"a": 1}, {"a": 2}],
+        "when": [datetime(2020, 1, 1), datetime(2021, 1, 1)],
+        "ragged": [[1], [2, 3]],
+        "holes": [[1], [None]],
+        "flag": [True, None],
+        "text": ["x", None],
+        "money": [Decimal("1.5"), Decimal(2)],
+    }
+    even = {"pair": [[1, 2], [3, 4]], "good": [True, False]}
+    table = pa.table({"input_ids": [[1, 2], [3]], "boxes": [[[1], [2, 3]], [[4]]]} | beside | even)
+    packed = pack_dataset(table, 8, columns=["input_ids", "boxes"], per_document=[*beside, *even])
+    row: dict[str, Any] = packed.with_format("torch")[0]
+    assert {name: row[name] for name in beside} == beside
+    assert row["boxes"] == [[1], [2, 3], [4]]
+    assert {name: row[name].tolist() for name in even} == even
+    assert row["input_ids"].tolist() == [1, 2, 3]
 
 
 def test_a_stream_is_refused() -> None:
@@ -210,6 +262,12 @@ def test_advice_takes_the_smallest_capacity_that_is_nearly_as_good_as_the_best()
     assert [t.gain for t in advice.trials] == pytest.approx([0.85 * 170 / 190, 0.95, 0.95])
     assert advice.knee.capacity == 100
     assert advice.sentence.startswith("Take a capacity of 100: 2 rows, 95.0 % full, and nothing is cut; 50 would waste")
+
+
+def test_advice_takes_lists_and_needs_a_capacity_to_try() -> None:
+    assert advise([60, 60, 40, 30], [50, 100, 200]).knee.capacity == 100  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match="capacities is empty; name at least one, or leave it out"):
+        advise(np.array([60, 60]), [])
 
 
 def test_a_layout_has_a_certificate_and_a_digest_of_its_own() -> None:

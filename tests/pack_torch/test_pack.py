@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack_torch import Field, PackCollator, SharedPrompt, Sft, build_pack, split_row, truncate_row
+from pack_torch import Field, PackCollator, Sft, SharedPrompt, build_pack, split_row, truncate_row
 from support.format_cases import KINDS, as_kind, lists, rows_of, same
 
 RFC = [{"tokens": [1, 2], "labels": [3, 4]}, {"tokens": [5, 6], "labels": [7, 8]}]

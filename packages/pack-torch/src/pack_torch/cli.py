@@ -5,7 +5,7 @@ import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = build_parser().parse_args(arguments)
         given.command(given)
         sys.stdout.flush()
-    except (PackError, ModuleNotFoundError) as error:
+    except BrokenPipeError:  # the reader of a pipe has seen enough; nothing may be flushed into it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (PackError, ModuleNotFoundError, OSError) as error:
         if "--debug" in arguments:
             traceback.print_exc()
         sys.stderr.write(f"error: {_told(error)}\n")
@@ -40,9 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; the same command again writes what is missing\n")
         return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough; nothing may be flushed into it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except SystemExit as ending:  # --help and its like
         return ending.code if isinstance(ending.code, int) else 0
     return 0
@@ -101,7 +101,9 @@ def _add(commands: Any, name: str, command: Any, words: str) -> ArgumentParser:
 
 def _pack(given: Namespace) -> None:
     from pack_torch.offline import Recipe, find_files, lay_out
+    from pack_torch.offline.columns import choose_added
     from pack_torch.offline.drawing import show_layout
+    from pack_torch.offline.packed import TRACED
 
     if given.capacity is None:
         raise PackError(
@@ -116,11 +118,13 @@ def _pack(given: Namespace) -> None:
         align=given.align,
         seed=given.seed,
     )
+    add = TRACED if given.add is None else choose_added(given.add)
+    _check_picture(given)
     files = find_files(given.documents, given.columns, given.per_document)
     if given.dry_run:
         layout = lay_out(files.lengths(), recipe)
     else:
-        layout, told = _write(given, files, recipe)
+        layout, told = _write(given, files, recipe, add)
     if files.left_out:
         sys.stdout.write(f"left out    column {', '.join(files.left_out)}\n")
     sys.stdout.write(show_layout(layout))
@@ -136,18 +140,24 @@ def _pack(given: Namespace) -> None:
         draw_layout(layout, given.picture)
 
 
-def _write(given: Namespace, files: "Files", recipe: "Recipe") -> tuple[Any, str]:
+def _write(given: Namespace, files: "Files", recipe: "Recipe", add: Sequence[str]) -> tuple[Any, str]:
     from pack_torch.offline import pack_source, write_rows
     from pack_torch.offline.errors import counted
-    from pack_torch.offline.packed import TRACED
     from pack_torch.offline.writing import refuse_other
 
-    source, add = files.source(given.out), TRACED if given.add is None else given.add
+    source, new = files.source(given.out), not given.out.exists()
     refuse_other(given.out, source, recipe, files.columns, files.per_document, add)
-    files.stage(given.out)
-    packed = pack_source(source, recipe, columns=files.columns, per_document=files.per_document, add=add)
-    with _bar(len(packed)) as advance:
-        written = write_rows(packed, given.out, processes=given.processes, progress=advance)
+    try:
+        files.stage(given.out)
+        packed = pack_source(source, recipe, columns=files.columns, per_document=files.per_document, add=add)
+        with _bar(len(packed)) as advance:
+            written = write_rows(packed, given.out, processes=given.processes, progress=advance)
+    except Exception:  # after a kill the same command goes on from the copy; after an error it may never come
+        with suppress(OSError):
+            files.unstage(given.out)
+            if new:
+                given.out.rmdir()  # which it does where nothing is in it
+        raise
     for staged in given.out.glob(".staged-*"):
         staged.unlink(missing_ok=True)
     found = f", {written.found} of them by an earlier run" if written.found else ""
@@ -158,6 +168,7 @@ def _advise(given: Namespace) -> None:
     from pack_torch.offline import advise, find_files
     from pack_torch.offline.drawing import show_advice
 
+    _check_picture(given)
     lengths = find_files(given.documents, given.columns).lengths()
     advice = advise(lengths, given.capacities)
     sys.stdout.write(show_advice(advice, lengths))
@@ -165,6 +176,13 @@ def _advise(given: Namespace) -> None:
         from pack_torch.offline.picture import draw_advice
 
         draw_advice(advice, given.picture)
+
+
+def _check_picture(given: Namespace) -> None:
+    from pack_torch.offline.picture import check_picture
+
+    if given.picture is not None:
+        check_picture(given.picture)
 
 
 @contextmanager
@@ -187,6 +205,9 @@ def _told(error: Exception) -> str:
         module = str(error.name).partition(".")[0]
         extra = "plot" if module == "matplotlib" else "offline"
         return f"this needs {module}; install it with: pip install 'pack-torch[{extra}]'"
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"{where}{error.strerror or error}; mend that, and give the same command again"
     return str(error)
 
 

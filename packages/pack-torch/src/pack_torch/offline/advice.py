@@ -88,14 +88,17 @@ def advise(lengths: Row, capacities: Sequence[int] | None = None) -> Advice:
             longest document.
 
     Raises:
-        DatasetError: no document has a token.
+        DatasetError: no document has a token, or there is no capacity to try.
 
     >>> advise(np.array([60, 60, 40, 30]), [64, 100, 200]).knee.capacity
     100
     """
+    lengths = np.asarray(lengths)
     held = lengths[lengths > 0]
     if not len(held):
         raise DatasetError(f"there is nothing to plan: {counted(len(lengths), 'document')}, none with a token")
+    if capacities is not None and not len(capacities):
+        raise DatasetError("capacities is empty; name at least one, or leave it out (None) for a sweep")
     tried = sorted(set(capacities)) if capacities is not None else _capacities(held)
     trials = tuple(_try(held, capacity) for capacity in tried)
     best = max(trial.gain for trial in trials)

@@ -9,11 +9,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pack_torch.offline.errors import DatasetError
+from pack_torch.offline.kinds import is_list, is_text
 
 Row: TypeAlias = NDArray[Any]
 
 #: What a packed row adds by itself; a column of documents may not be called so.
 ADDED = ("seq_lengths", "documents", "starts", "position_ids")
+
+#: The column that holds token ids wherever there is one of this name.
+TOKENS = "input_ids"
 
 
 @attrs.frozen(eq=False)
@@ -42,8 +46,11 @@ class TokenColumn:
         begins = self.begins[documents] + starts
         if self.flat is not None:
             spans = zip(stretches, begins.tolist(), (begins + sizes).tolist(), strict=True)
-            return pa.array(np.concatenate([self.flat[c][begin:end] for c, begin, end in spans]), self.kind)
+            found = [self.flat[c][begin:end] for c, begin, end in spans]
+            return pa.array(np.concatenate(found) if found else [], self.kind)
         spans = zip(stretches, begins.tolist(), sizes.tolist(), strict=True)
+        if not stretches:
+            return pa.array([], self.kind)
         return pa.concat_arrays([self.values[c].slice(begin, size) for c, begin, size in spans])
 
 
@@ -127,6 +134,8 @@ def choose_columns(
     (('input_ids',), ('text',))
     """
     given = list(schema.names)
+    per_document = as_names(per_document, "per_document")
+    columns = None if columns is None else as_names(columns, "columns")
     named = [*(columns or ()), *per_document]
     for place, name in enumerate(named):
         if name not in given:
@@ -136,6 +145,9 @@ def choose_columns(
     chosen = [name for name in given if name not in per_document] if columns is None else list(columns)
     if not chosen:
         raise DatasetError(f"no column is left to pack; the columns are {listed(given)}")
+    for name in [*chosen, *per_document]:
+        if given.count(name) > 1:
+            raise DatasetError(f"there are {given.count(name)} columns {name!r}; rename them, so that each is known")
     for name in chosen:
         _check_kind(name, schema.field(name).type, columns is None)
     for name in [*chosen, *per_document]:
@@ -144,6 +156,38 @@ def choose_columns(
                 f"column {name!r} has the name of one that packing adds; rename it, or leave it out by naming columns"
             )
     return tuple(chosen), tuple(name for name in given if name not in chosen and name not in per_document)
+
+
+def choose_added(names: Sequence[str]) -> tuple[str, ...]:
+    """Return what rows say beside their tokens, which is of `ADDED`.
+
+    Raises:
+        DatasetError: a name is none of them, or is given twice.
+
+    >>> choose_added(["documents"])
+    ('documents',)
+    """
+    chosen = as_names(names, "add")
+    for place, name in enumerate(chosen):
+        if name not in ADDED:
+            raise DatasetError(f"add names {name!r}; it may name {listed(ADDED)}")
+        if name in chosen[:place]:
+            raise DatasetError(f"add names {name!r} twice; once is enough")
+    return chosen
+
+
+def as_names(given: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Return names that were given as a list.
+
+    Raises:
+        DatasetError: it is one name, whose letters would be taken for names.
+
+    >>> as_names(["labels"], "columns")
+    ('labels',)
+    """
+    if isinstance(given, str):
+        raise DatasetError(f"{argument} is the text {given!r}; it must be a list of names, such as [{given!r}]")
+    return tuple(given)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -156,23 +200,20 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _check_kind(name: str, kind: Any, unasked: bool) -> None:
-    within = kind.value_type if _is_list(kind) else kind
-    if within is not kind and not pa.types.is_struct(within) and not _is_text(within):
+    within = kind.value_type if is_list(kind) else kind
+    if within is not kind and not pa.types.is_struct(within) and not is_text(within):
+        if name == TOKENS and (pa.types.is_floating(within) or pa.types.is_boolean(within)):
+            raise DatasetError(
+                f"column {name!r} holds {kind}, but token ids are whole numbers; mend the documents, cast the column "
+                "to integers, or rename it where it holds no tokens"
+            )
         return
-    text = _is_text(within)
+    text = is_text(within)
     what = "text, not tokens" if text else f"{kind}, not a list of tokens a document"
     remedy = "tokenize it first" if text else "only lists with one value a token can be packed"
     if unasked:
         remedy += "; or name the columns to pack (columns), or those to carry one value a document (per_document)"
     raise DatasetError(f"column {name!r} holds {what}; {remedy}")
-
-
-def _is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _pieces(table: Any, name: str) -> list[Any]:

@@ -26,6 +26,9 @@ TRL = {
 class Recipe:
     """How documents are packed: the arguments of `pack_core.pack`, which says what each means.
 
+    Raises:
+        PackError: one of them cannot be.
+
     >>> Recipe.of(4096, "bfd_split").strategy
     'best_fit_decreasing'
     """
@@ -36,6 +39,19 @@ class Recipe:
     max_documents: int | None = None
     align: int = 1
     seed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what `pack` refuses of any documents: one token has room wherever a document can have any."""
+        pack([1], **attrs.asdict(self))
+
+    @property
+    def room(self) -> int:
+        """Most tokens of one document that fit into a row, whose room is taken in steps of `align`.
+
+        >>> Recipe(10, align=6).room
+        6
+        """
+        return self.capacity // self.align * self.align
 
     @classmethod
     def of(cls, capacity: int, strategy: str, overlong: str | None = None, **others: Any) -> "Recipe":
@@ -186,13 +202,15 @@ def lay_out(lengths: Row, recipe: Recipe) -> Layout:
     held = lengths if kept is None else lengths[kept]
     if not len(held):
         raise DatasetError(f"there is nothing to pack: {counted(len(lengths), 'document')}, none with a token")
-    over = np.flatnonzero(held > recipe.capacity)
+    over = np.flatnonzero(held > recipe.room)
     if len(over) and recipe.overlong == "error":
         first = int(over[0] if kept is None else kept[over[0]])
+        steps = "" if recipe.room == recipe.capacity else f" (in steps of {recipe.align:,}: {recipe.room:,})"
+        least = -(-int(held.max()) // recipe.align) * recipe.align
         raise DatasetError(
-            f"{counted(len(over), 'document')} of {len(lengths):,} over the capacity of {recipe.capacity:,}, the first "
-            f"being document {first} with {lengths[first]:,} tokens; raise the capacity to {held.max():,} or more, or "
-            "choose overlong='truncate', 'split' or 'drop'"
+            f"{counted(len(over), 'document')} of {len(lengths):,} over the capacity of {recipe.capacity:,}{steps}, "
+            f"the first being document {first} with {lengths[first]:,} tokens; raise the capacity to {least:,} or "
+            "more, or choose overlong='truncate', 'split' or 'drop'"
         )
     packing = pack(held, **attrs.asdict(recipe))
     order = np.frombuffer(packing.order, np.int64)

@@ -8,15 +8,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pack_torch.offline.columns import TokenColumn, choose_columns, listed, open_columns, read_lengths
+from pack_torch.offline.columns import (
+    TokenColumn,
+    choose_added,
+    choose_columns,
+    listed,
+    open_columns,
+    read_lengths,
+)
 from pack_torch.offline.errors import DatasetError
+from pack_torch.offline.kinds import is_list, is_number
 from pack_torch.offline.layout import Layout, Losses, Recipe, Row, Rows, lay_out
 from pack_torch.offline.sources import Source
 
 #: What a row says beside its tokens unless asked otherwise.
 TRACED = ("seq_lengths", "documents", "starts")
 
-_SEQUENCES = ("seq_lengths", "documents", "starts", "position_ids")
 _FORMATS = ("python", "numpy", "torch")
 
 
@@ -59,7 +66,7 @@ class Opened:
         made = {column.name: _lists(bounds, column.gather(documents, starts, rows.sizes)) for column in self.columns}
         for name in self.gatherer.per_document:
             values = self.beside.column(name).take(pa.array(documents))
-            made[name] = _lists(rows.offsets, pa.concat_arrays(values.chunks))
+            made[name] = _lists(rows.offsets, pa.concat_arrays(values.chunks or [pa.array([], values.type)]))
         for name in self.gatherer.add:
             made[name] = self._added(name, rows, bounds)
         return pa.table(made)
@@ -166,11 +173,9 @@ def pack_source(
     """
     table = source.table()
     chosen, left_out = choose_columns(table.schema, columns, per_document)
-    for name in add:
-        if name not in _SEQUENCES:
-            raise DatasetError(f"add names {name!r}; it may name {listed(_SEQUENCES)}")
+    add = choose_added(add)
     layout = lay_out(read_lengths(table, chosen, source.rows), recipe)
-    return PackedRows(Gatherer(source, chosen, tuple(per_document), tuple(add)), layout, left_out)
+    return PackedRows(Gatherer(source, chosen, tuple(per_document), add), layout, left_out)
 
 
 def _lists(bounds: Row, values: Any) -> Any:
@@ -189,5 +194,12 @@ def _numpy(values: Any) -> Row:
 
 def _torch(values: Any) -> "torch.Tensor | list[Any]":
     """Return numbers as a tensor, and what no tensor holds as a list."""
-    row = values.to_pylist() if pa.types.is_nested(values.type) else _numpy(values)
-    return row.tolist() if isinstance(row, np.ndarray) and row.dtype == object else torch.tensor(row)
+    if not is_number(values.type):
+        return _python(values)
+    row = values.to_pylist() if is_list(values.type) else _numpy(values)
+    if isinstance(row, np.ndarray) and row.dtype == object:  # true and false, some of them missing
+        return _python(values)
+    try:
+        return torch.tensor(row)
+    except (TypeError, ValueError, RuntimeError):  # lists of lists of several lengths, or with missing values
+        return _python(values)

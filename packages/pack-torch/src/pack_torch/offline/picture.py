@@ -12,6 +12,19 @@ from pack_torch.offline.layout import Layout
 _ROWS = 40
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before there is anything to draw.
+
+    Raises:
+        DatasetError: the file is to be of another kind, or its folder is not there.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise DatasetError(f"{path} ends in {path.suffix!r}; a picture is a .png or a .svg")
+    if not path.parent.is_dir():
+        raise DatasetError(f"{path}: the picture cannot be written: there is no folder {path.parent}; make it")
+    import matplotlib  # noqa: F401
+
+
 def draw_layout(layout: Layout, path: Path) -> None:
     """Draw the histogram of document lengths and some rows, spread evenly, to a `.png` or `.svg`."""
     figure, (left, right) = _figure(path)
@@ -53,8 +66,7 @@ def draw_advice(advice: Advice, path: Path) -> None:
 
 
 def _figure(path: Path) -> tuple[Any, Any]:
-    if path.suffix not in (".png", ".svg"):
-        raise DatasetError(f"{path} ends in {path.suffix!r}; a picture is a .png or a .svg")
+    check_picture(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")

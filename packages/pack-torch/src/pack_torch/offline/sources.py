@@ -63,8 +63,22 @@ class ArrowSource:
     rows: None = None
 
     def table(self) -> Any:
-        """Return their rows, one file after another."""
-        return pa.concat_tables([map_arrow(path) for path in self.paths])
+        """Return their rows, one file after another.
+
+        Raises:
+            DatasetError: a file cannot be read, or has other columns or types than the first.
+        """
+        tables = [map_arrow(path) for path in self.paths]
+        try:
+            return pa.concat_tables(tables)
+        except pa.ArrowException:
+            first = tables[0].schema
+            other = next(p for p, table in enumerate(tables) if not table.schema.equals(first))
+            told = [[f"{field.name!r}: {field.type}" for field in schema] for schema in (tables[other].schema, first)]
+            raise DatasetError(
+                f"{self.paths[other]}: its columns are {', '.join(told[0])}, while those of {self.paths[0]} are "
+                f"{', '.join(told[1])}; write both with the same columns, in the same order and types"
+            ) from None
 
     def identity(self) -> str:
         """Return names, sizes and times of the files."""

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from pack_core.errors import PackError
+from pack_core.lengths import as_integer
 
 from pack_torch.offline.errors import DatasetError, counted
 from pack_torch.offline.formats import count_rows, format_of, write_tables
 from pack_torch.offline.layout import Recipe, Rows
 from pack_torch.offline.packed import TRACED, Gatherer, Opened, PackedRows
+from pack_torch.offline.partials import remove_orphans, written_whole
 from pack_torch.offline.sources import Source
 
 #: What says which rows a folder holds; readers of data folders pass over hidden files.
@@ -57,13 +60,16 @@ def write_rows(
 
     Raises:
         DatasetError: the folder holds other files, or rows of another configuration; or a process died.
+        PackError: `processes` or `part_tokens` is no whole number of at least 1.
     """
+    processes, part_tokens = as_integer(processes, "processes"), as_integer(part_tokens, "part_tokens")
     folder = Path(folder)
     suffix = format_of(folder)
     each = max(1, part_tokens // packed.layout.recipe.capacity)
-    count = -(-len(packed) // each)
+    count = max(1, -(-len(packed) // each))  # without a row one file still says which columns there are
     configuration = _describe(packed.gatherer, packed.layout.recipe, suffix, part_tokens)
     _claim(folder, configuration, packed.layout.digest())
+    remove_orphans(folder)
     paths = [folder / f"part-{p:05d}-of-{count:05d}{suffix}" for p in range(count)]
     spans = [(p * each, min((p + 1) * each, len(packed))) for p in range(count)]
     todo = [p for p in range(count) if not _complete(paths[p], spans[p])]
@@ -116,7 +122,7 @@ def _claim(folder: Path, configuration: Mapping[str, Any], plan: str | None) -> 
     """Make a folder the one of a configuration and plan, or find that it is; `plan` None only looks."""
     manifest = folder / MANIFEST
     if manifest.exists():
-        held = json.loads(manifest.read_text())
+        held = _read(manifest)
         wanted = {**configuration, "plan": plan}
         for name in [name for name in wanted if not (name == "plan" and plan is None)]:
             if held.get(name) != wanted[name]:
@@ -129,9 +135,22 @@ def _claim(folder: Path, configuration: Mapping[str, Any], plan: str | None) -> 
         raise DatasetError(f"{folder} is there already and was not written by this command; give a new folder")
     if plan is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        partial = manifest.with_name(f"{MANIFEST}.{os.getpid()}.partial")
-        partial.write_text(json.dumps({**configuration, "plan": plan}, indent=1) + "\n")
-        partial.replace(manifest)
+        with written_whole(manifest) as partial:
+            partial.write_text(json.dumps({**configuration, "plan": plan}, indent=1, default=int) + "\n")
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    """Return what a manifest says."""
+    try:
+        held = json.loads(manifest.read_text())
+    except (ValueError, OSError) as error:
+        held = error
+    if not isinstance(held, dict):
+        raise DatasetError(
+            f"{manifest} is damaged, so it is not known which rows the folder holds ({held}); delete the folder, or "
+            "give another one"
+        )
+    return held
 
 
 def _complete(path: Path, span: tuple[int, int]) -> bool:
@@ -140,18 +159,15 @@ def _complete(path: Path, span: tuple[int, int]) -> bool:
 
 def _write_part(opened: Opened, rows: Rows, path: Path) -> int:
     """Write one file of rows under a name of its own, give it its name when it is whole, and return its rows."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    write_tables(tables(opened, rows), partial, format_of(path))
-    try:
-        partial.replace(path)
-    except FileNotFoundError:  # another run of the same write was first, and cleared up
-        if not path.exists():
-            raise
+    with written_whole(path) as partial:
+        write_tables(tables(opened, rows), partial, format_of(path))
     return len(rows)
 
 
 def tables(opened: Opened, rows: Rows) -> Iterator[Any]:
-    """Yield rows as Arrow tables of about a million tokens."""
+    """Yield rows as Arrow tables of about a million tokens; of no rows one table, which has their columns."""
+    if not len(rows):
+        yield opened.table(rows)
     totals = rows.totals().cumsum()
     first = 0
     while first < len(rows):
@@ -182,13 +198,16 @@ def _together(gatherer: Gatherer, tasks: Sequence[tuple[Path, Rows]], processes:
             for ready in wait(list(running)):
                 process, left = running.pop(ready)
                 try:
-                    rows: int = ready.recv()  # type: ignore[union-attr,call-arg,assignment]
+                    rows: int | Exception = ready.recv()  # type: ignore[union-attr,call-arg,assignment]
                 except EOFError:
                     process.join()
                     raise DatasetError(
                         f"a writing process ended with exit status {process.exitcode}, {counted(left, 'file')} short; "
-                        "nothing is lost: the same call again writes what is missing"
+                        "nothing is lost: the same call again writes what is missing; in a script it must stand under "
+                        'if __name__ == "__main__":'
                     ) from None
+                if isinstance(rows, Exception):
+                    raise rows
                 if left > 1:
                     running[ready] = process, left - 1
                 else:
@@ -197,9 +216,16 @@ def _together(gatherer: Gatherer, tasks: Sequence[tuple[Path, Rows]], processes:
     finally:
         for process, _ in running.values():
             process.terminate()
+            process.join()
+        for folder in {path.parent for path, _ in tasks}:
+            remove_orphans(folder)
 
 
 def _write_parts(gatherer: Gatherer, tasks: Sequence[tuple[Path, Rows]], connection: Connection) -> None:
-    opened = gatherer.open()
-    for path, rows in tasks:
-        connection.send(_write_part(opened, rows, path))  # ends this process too when the one that listens is gone
+    try:
+        for rows in _alone(gatherer, iter(tasks)):
+            connection.send(rows)  # ends this process too when the one that listens is gone
+    except BrokenPipeError:
+        raise
+    except (PackError, OSError) as error:
+        connection.send(error)
