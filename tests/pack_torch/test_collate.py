@@ -92,7 +92,7 @@ def test_models_are_given_what_they_know_and_nothing_else() -> None:
     assert isinstance(row, PackedBatch)
     assert (row.input_ids.tolist(), row.doc_lens) == ([1, 2, 3, 4, 5, 6, 7, 8], (3, 1, 2, 2))
     assert PACKS[0].model_inputs("flash")["cu_seq_lens_q"].tolist() == [0, 3, 4]
-    assert PACKS[0].model_inputs()["attention_mask"].shape == (1, 1, 4, 4)
+    assert PACKS[0].model_inputs("hf")["attention_mask"].shape == (1, 1, 4, 4)
 
 
 @pytest.mark.parametrize(("mask", "named"), [("varlen", "flash"), ("dense", "hf")])
@@ -103,6 +103,9 @@ def test_what_other_models_would_take_and_get_wrong_is_given_with_a_warning_unle
     with pytest.warns(UserWarning, match=rf"cannot know the model.* model_inputs\('{named}'\)"):
         told = batch.model_inputs()
     assert told.keys() == batch.model_inputs(named).keys()
+    with pytest.warns(UserWarning, match=r"cannot know the model.* model_inputs\('hf'\)") as warned:
+        PACKS[0].model_inputs()
+    assert warned[0].filename == __file__
     PackCollator(mask="flex")(PACKS).model_inputs()  # any other model refuses a block mask
 
 

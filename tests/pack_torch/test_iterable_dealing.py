@@ -1,12 +1,14 @@
 """What a dataset must refuse, keep together and account for, whoever reads it and however it is gone through again."""
 
+import copy
 import json
+import pickle
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from pack_core import PackError, RecordError
 from pack_core.stream import Choice
 from pack_torch import (
@@ -23,6 +25,7 @@ from pack_torch import (
     shuffle,
     summarize,
 )
+from pack_torch.iterable.ahead import Ahead
 from support.format_cases import no_payloads
 from support.iterable_cases import (
     TOKENS,
@@ -60,6 +63,42 @@ def test_groups_are_dealt_out_whole() -> None:
     rows = in_groups([2, 2, 2])  # 0 1 | 2 3 | 4 alone | 5 6
     one, two = (packed(rows, group="group", rank=rank, world=2) for rank in (0, 1))
     assert (sorted(numbers(one)), sorted(numbers(two))) == ([0, 1, 4], [2, 3, 5, 6])
+
+
+def test_groups_may_be_numbers_of_numpy_and_states_are_json_all_the_same() -> None:
+    rows = [row | {"group": None if row["group"] is None else np.int64(row["group"])} for row in in_groups([2, 2, 3])]
+    resumed_at_every_pack(lambda: packed(rows, group="group", rank=1, world=2, block=2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"input_ids": [1], "group": 0.5}], r"group, in field 'group', is 0\.5"),
+        ([[1]], "the source gives one list, but rows have fields"),
+    ],
+)
+def test_groups_that_are_none_are_named(rows: object, message: str) -> None:
+    with pytest.raises(PackError, match=message):
+        list(packed(rows, group="group", rank=0, world=2))
+
+
+class InFiles(Stream):
+    """What deals its files out by itself, as a stream of Hugging Face does."""
+
+    num_shards = 2
+
+    def shard(self, num_shards: int, index: int) -> Stream:
+        half = len(self.rows) // 2
+        return Stream(self.rows[half * index : half * (index + 1)])
+
+
+@pytest.mark.filterwarnings("ignore:the source has neither")
+def test_groups_in_files_that_are_dealt_out_are_refused_unless_somebody_knows_better() -> None:
+    rows = in_groups([3, 3])
+    with pytest.raises(PackError, match="the source deals out its 2 files, and a group='group' over two files"):
+        list(packed(InFiles(rows), group="group", world=2))
+    known = [packed(InFiles(rows), group="group", rank=rank, world=2, source_shards="workers") for rank in (0, 1)]
+    assert sorted(number for one in known for number in numbers(one)) == list(range(7))
 
 
 @pytest.mark.parametrize("kind", [list, Stateful, Stream])
@@ -156,9 +195,11 @@ def test_a_source_that_gives_fewer_rows_than_it_says_is_noticed() -> None:
         list(packed(Short(some_rows(9))))
 
 
-def test_an_epoch_is_told_to_workers_that_live_on() -> None:
-    dataset = packed(shuffle(some_rows(20), 20), window=1)
-    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+@pytest.mark.parametrize("make", [lambda it: it, copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_an_epoch_is_told_to_workers_that_live_on(make: Any, start: str) -> None:
+    dataset = make(packed(shuffle(some_rows(20), 20), window=1))
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context=start)
     orders = []
     for epoch in (0, 1, 0):
         dataset.set_epoch(epoch)
@@ -211,6 +252,22 @@ def test_what_is_lost_behind_the_last_pack_is_told_with_it(prefetch: int) -> Non
     assert (metrics["lost_documents/overlong"], metrics["lost_tokens/overlong"]) == (5, 55)
     assert metrics["consumed_documents/0"] == dataset.counts.seen.documents == 9
     resumed_at_every_pack(lambda: packed(rows, window=1, overlong="drop", prefetch=prefetch))
+
+
+def test_a_source_that_waits_for_its_packs_to_be_used_is_not_read_on() -> None:
+    given: list[int] = []
+
+    class Live:
+        """Rows that are there only once the one before was used."""
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for number in range(5):
+                assert given == list(range(number))
+                yield {"input_ids": [number] * 10}
+
+    for pack in packed(Live(), window=1, block=1):
+        given += numbers([pack])
+    assert given == [0, 1, 2, 3, 4]
 
 
 def test_an_error_behind_the_last_pack_does_not_take_it_away() -> None:
@@ -272,6 +329,18 @@ def test_a_strategy_made_by_hand_is_compared_by_its_own_values() -> None:
         packed(some_rows(9), strategy=Every)
 
 
+class Counting(Every):
+    def choose(self, waiting: Any, room: Any, memory: Any) -> Choice:
+        self.place += 1
+        return super().choose(waiting, room, memory)
+
+
+def test_what_a_strategy_changes_while_it_chooses_is_not_how_it_was_made() -> None:
+    dataset = packed(some_rows(9), strategy=Counting(0))
+    next(iter(dataset))
+    packed(some_rows(9), strategy=Counting(0)).load_state_dict(dataset.state_dict())
+
+
 @pytest.mark.parametrize("state", [None, "", {"version": 1}, {"version": 1, "setup": [], "epoch": 0}])
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(RecordError, match=r"the state is of version None|the state has no .*; give what state_dict"):
@@ -307,9 +376,25 @@ def test_sources_that_are_none_are_named(source: object, message: str) -> None:
         list(packed(source))
 
 
-def test_epochs_are_shared_but_datasets_are_not() -> None:
-    one, two = packed(shuffle(some_rows(9), 9)), packed(shuffle(some_rows(9), 9))
-    one.set_epoch(3)
-    assert order(one) != order(two)
-    assert isinstance(one.state_dict()["epoch"], int)
-    assert torch.equal(torch.tensor(two.state_dict()["epoch"]), torch.tensor(0))
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_have_epochs_of_their_own(make: Any) -> None:
+    one = packed(shuffle(some_rows(9), 9))
+    first = order(one)
+    other = make(one)
+    other.set_epoch(3)
+    assert order(one) == first != order(other)
+    assert (one.state_dict()["epoch"], other.state_dict()["epoch"]) == (0, 3)
+
+
+def test_what_is_made_ahead_ends_and_is_asked_again() -> None:
+    ends: list[Any] = [None, None]
+    ahead = Ahead(ends.pop, 1)
+    assert [ahead(), ahead()] == [None, None]
+    failing = iter(())
+    ahead = Ahead(lambda: next(failing), 1)
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            ahead()
+    ahead = Ahead(lambda: None, 1)
+    ahead.close()
+    assert ahead() is None

@@ -1,6 +1,7 @@
 """Values of files stay what they are: types of JSON lines, and of files that lie beside others in a folder."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,11 @@ def carried(path: Path, **chosen: Any) -> list[dict[str, Any]]:
             "holds [0.5,1.0], while the lines before hold list<item: int64> and this one list<item: d",
         ),
         ({"a": 1}, {"a": 1, "b": 7}, 'holds {"a":1,"b":7}, while the lines before hold struct<a: int64> and this one'),
-        ([{"a": 1}], [{"b": 7}], "hold list<item: struct<a: int64>> and this one list<item: struct<b: int64>>"),
+        (
+            [{"a": 1}],
+            [{"b": 7}],
+            'holds [{"b":7}], while the lines before hold list<item: struct<a: int64>> and this one list<',
+        ),
         (0.5, True, "holds true, while the lines before hold double and this one bool"),
         ({"a": [0.5]}, {"a": [2.5, False]}, 'holds {"a":[2.5,false]}, which no column can hold'),
         (0.5, 2**53 + 1, "holds 9007199254740993, while the lines before hold double and this one int64"),
@@ -59,8 +64,8 @@ def test_a_late_value_of_another_kind_is_refused_with_its_line_not_changed(
         arguments = ["pack", str(given), str(tmp_path / "out"), "--capacity", "8", "--per-document", "m", *more]
         assert main(arguments) == 2
         error = capsys.readouterr().err
-        assert f"{given}:4: 'm' {told}" in error or (f"{given}:4: 'm' holds" in error and told in error)
-        assert "out" in error.rpartition("leave 'm' ")[2]
+        assert error.startswith(f"error: {given}:4: 'm' {told}")
+        assert "leave 'm' out" in error
 
 
 @pytest.mark.parametrize(
@@ -186,8 +191,7 @@ def test_files_of_a_folder_that_cannot_lie_in_one_table_are_named(
     for more in (["--dry-run"], []):
         assert main(["pack", str(folder), str(tmp_path / "out"), "--capacity", "8", *more]) == 2
         error = capsys.readouterr().err
-        with pytest.raises(DatasetError, match=told.replace("{first}", f"{folder}/a{ending}")):
-            raise DatasetError(error)
+        assert re.search(told.replace("{first}", f"{folder}/a{ending}"), error)
         assert error.startswith(f"error: {folder}/b{ending}: ")
 
 
@@ -227,4 +231,6 @@ def test_what_can_hold_what() -> None:
         [0, 0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 0, 1],
     ]
+    # A cast of whole numbers to float16 is not looked after by Arrow.
+    assert (can_hold(pa.float16(), pa.int64()), can_hold(pa.float64(), pa.float16())) == (False, True)
     assert all(can_hold(kind, pa.null()) and can_hold(kind, pa.dictionary(pa.int8(), kind)) for kind in kinds[:5])

@@ -197,15 +197,48 @@ def test_a_column_is_wide_enough_for_what_pads_it() -> None:
     padded = build_pack(rows, format=format, capacity=3).to_padded()
     assert padded["weight"].tolist() == [1, 2, 0.5]
     assert padded["kind"].tolist() == [3, 200, -1]
-    with pytest.raises(ValueError, match=r"pad is 0\.5, which int64 cannot hold"):
-        Field(0.5, dtype="int64")
+    flags = [{"input_ids": [1, 2], "kind": [True, False], "weight": [1, 1]}]
+    assert build_pack(flags, format=format, capacity=3).to_padded()["kind"].tolist() == [1, 0, -1]
 
 
-def test_a_tokenizer_s_mask_is_cut_with_its_tokens_and_its_padding_is_not_learned() -> None:
+@pytest.mark.parametrize(
+    ("pad", "dtype", "message"),
+    [
+        (0.5, "int64", r"pad is 0\.5, which int64 cannot hold"),
+        (-100, "bool", "pad is -100, which bool cannot hold"),
+        (float("inf"), "int64", "pad is inf, which int64 cannot hold"),
+        (1e9, "float16", r"pad is 1000000000\.0, which float16 cannot hold"),
+        (0, "foo", "dtype is 'foo'; give a name that NumPy knows"),
+    ],
+)
+def test_a_field_s_dtype_holds_what_pads_it(pad: float, dtype: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Field(pad, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "message"),
+    [
+        (Field(0, dtype="int8"), [300, 2], "field 'kind' cannot be stored as int8: 300 is not from -128 to 127"),
+        (Field(0, dtype="int64"), np.array([2**63 + 5, 1], np.uint64), "as int64: 9223372036854775813 is not from"),
+        (Field(-1), np.array([2**63 + 5, 1], np.uint64), "'kind' cannot be stored: no dtype holds uint64 and the pad"),
+    ],
+)
+def test_no_value_comes_out_as_another(field: Field, values: object, message: str) -> None:
+    format = Sft(label_mode="tokens", token_fields={"kind": field})
+    with pytest.raises(ValueError, match=message):
+        build_pack([{"input_ids": [1, 2], "kind": values}], format=format)
+
+
+def test_a_tokenizer_s_mask_is_cut_with_its_tokens_and_padding_is_refused() -> None:
     format = Sft(label_mode="tokens")
-    row = {"input_ids": [5, 6, 7, 0], "attention_mask": [1, 1, 1, 0]}
-    assert build_pack([row], format=format)["labels"].tolist() == [6, 7, -100, -100]
+    row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
+    pack = build_pack([row], format=format)
+    assert (pack["labels"].tolist(), pack.documents()) == ([6, 7, -100], [row])
     assert truncate_row(format, row, 2) == {"input_ids": [5, 6], "attention_mask": [1, 1]}
+    padded = {"input_ids": [8, 0], "attention_mask": [1, 0]}
+    with pytest.raises(ValueError, match="document 1 of the pack has padding, 'attention_mask' is 0 there"):
+        build_pack([row, padded], format=format)
 
 
 def test_values_that_numpy_does_not_have_come_out_as_they_went_in() -> None:

@@ -186,7 +186,7 @@ def _whole(value: object) -> int | None:
 def _checked_longest(whole: Sequence[int], ids: Sequence[str | int] | None) -> int:
     if not whole:
         return 0
-    distinct = set(whole)  # few, so that their least and longest are found sooner
+    distinct = set(whole)  # few as a rule, so that their least and longest are found sooner
     if min(distinct) < 1:
         position = next(p for p, length in enumerate(whole) if length < 1)
         raise LengthError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,16 @@ FORMS: MappingProxyType[str, Callable[[Batch], dict[str, Any]]] = MappingProxyTy
 SILENT: MappingProxyType[str, str] = MappingProxyType(
     {"flash": "models with flash attention", "hf": "models with sdpa attention"}
 )
+
+
+def warn_of_silence(form: str) -> None:
+    """Warn whoever calls the caller that a model was not given, if others than those of a form would be silent."""
+    if form in SILENT:
+        warnings.warn(
+            f"model_inputs() cannot know the model, and what it gives is only right for {SILENT[form]}; in others "
+            f"documents see each other. Give it the model, model_inputs(model), or say model_inputs({form!r})",
+            stacklevel=3,
+        )
 
 
 def _check_lengths(batch: Batch) -> None:

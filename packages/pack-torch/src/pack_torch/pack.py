@@ -14,7 +14,7 @@ from pack_torch.drawing import draw
 from pack_torch.formats.columns import Row
 from pack_torch.formats.encoded import Encoded
 from pack_torch.formats.format import Format
-from pack_torch.inputs import jagged
+from pack_torch.inputs import jagged, warn_of_silence
 from pack_torch.rows import Batch, Lay, lay_padded
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Pack:
         return self.encoded.values
 
     def documents(self) -> list[Row]:
-        """Return the rows of the dataset exactly as they went in."""
+        """Return the rows of the dataset as they went in; sequences beside arrays, tensors and tuples come as lists."""
         return self.format.decode(self.encoded)
 
     def to_padded(self) -> dict[str, Tensor]:
@@ -132,9 +132,11 @@ class Pack:
         """Return flex attention's block mask of the T rows."""
         return self._row.block_mask()
 
-    def model_inputs(self, for_: str | nn.Module = "hf") -> dict[str, Any]:
-        """Return the arguments of a model's forward, `[1, T]`; see `Batch.model_inputs`."""
-        return self._row.model_inputs(for_)
+    def model_inputs(self, for_: str | nn.Module | None = None) -> dict[str, Any]:
+        """Return the arguments of a model's forward, `[1, T]`; see `Batch.model_inputs`. None: `hf`, with a warning."""
+        if for_ is None:
+            warn_of_silence("hf")
+        return self._row.model_inputs("hf" if for_ is None else for_)
 
     def describe(self, width: int = 72) -> str:
         """Return a drawing of the pack for the terminal, `width` characters wide.

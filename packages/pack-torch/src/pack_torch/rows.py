@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from pack_torch.formats.columns import Array, counting
 from pack_torch.formats.encoded import Encoded
 from pack_torch.formats.format import Format
-from pack_torch.inputs import SILENT, model_inputs
+from pack_torch.inputs import model_inputs, warn_of_silence
 from pack_torch.intervals import dense_of, reach_block_mask
 from pack_torch.masks import MaskFunction
 from pack_torch.scored import ScoredSample
@@ -215,13 +214,8 @@ class Batch:
         Raises:
             ValueError: what was collated cannot be told to such a model; says why and what to do.
         """
-        if for_ is None and self.form in SILENT:
-            warnings.warn(
-                f"model_inputs() cannot know the model, and what it gives is only right for {SILENT[self.form]}; in "
-                f"others documents see each other. Give it the model, model_inputs(model), or say "
-                f"model_inputs({self.form!r})",
-                stacklevel=2,
-            )
+        if for_ is None:
+            warn_of_silence(self.form)
         return model_inputs(self, self.form if for_ is None else for_)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:

@@ -17,8 +17,7 @@ _ALLOWED = {
 }
 
 
-#: What of a strategy that attrs did not make says how it was made, and stays the same in another process.
-_PLAIN = (bool, int, float, str, tuple, type(None))
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 def _integer(least: int, optional: bool = False) -> Any:
@@ -80,6 +79,7 @@ class StreamOptions:
     strategy_options: Mapping[str, Any] = attrs.field(factory=dict)
     chooser: Strategy = attrs.field(init=False, repr=False, eq=False)
     cuts: bool = attrs.field(init=False, repr=False, eq=False)
+    choices: Mapping[str, Any] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what contradicts, and make the strategy."""
@@ -91,6 +91,7 @@ class StreamOptions:
         chooser = _named(self.strategy, self.strategy_options, self.seed)
         object.__setattr__(self, "chooser", chooser)
         object.__setattr__(self, "cuts", bool(getattr(chooser, "cuts", False)))
+        object.__setattr__(self, "choices", _choices(chooser))  # now, for it may change what it holds as it chooses
 
     def to_json(self) -> dict[str, Any]:
         """Return all options as what JSON holds, a strategy by its name and its own options: what a resume compares.
@@ -100,19 +101,21 @@ class StreamOptions:
         """
         own = {name: _plain(value) for name, value in attrs.asdict(self, filter=_is_own, recurse=False).items()}
         given = type(self.chooser)
-        if attrs.has(given):
-            own_options = {field.name: getattr(self.chooser, field.name) for field in attrs.fields(given)}
-        else:
-            held = getattr(self.chooser, "__dict__", {})
-            own_options = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
         names = {kind: name for name, kind in STRATEGIES.items()}
         name = names.get(given, f"{given.__module__}.{given.__qualname__}")
-        options = {name: _plain(value) for name, value in own_options.items()}
-        return own | {"strategy": {"name": name, "options": options}}
+        return own | {"strategy": {"name": name, "options": dict(self.choices)}}
 
 
 def _is_own(attribute: "attrs.Attribute[Any]", value: object) -> bool:
-    return attribute.name not in ("strategy", "strategy_options", "chooser", "cuts")
+    return attribute.name not in ("strategy", "strategy_options", "chooser", "cuts", "choices")
+
+
+def _choices(chooser: Strategy) -> dict[str, object]:
+    """Return how a strategy was made: the fields of one that attrs made, else what it holds that JSON has."""
+    kind = type(chooser)
+    if attrs.has(kind):
+        return {field.name: _plain(getattr(chooser, field.name)) for field in attrs.fields(kind)}
+    return {name: _plain(one) for name, one in getattr(chooser, "__dict__", {}).items() if isinstance(one, _PLAIN)}
 
 
 def _plain(value: object) -> object:

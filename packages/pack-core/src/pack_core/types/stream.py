@@ -139,6 +139,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 class Strategy(Protocol):
     """How documents are chosen: one method, asked whenever the window is full, and at the end until nothing waits.
 
+    A resume compares how it was made: its fields if attrs made it, else the plain values it holds to begin with.
+
     A strategy that sets `cuts = True` may take a document longer than the room: it is cut there, and the rest put back.
 
     >>> class Newest:

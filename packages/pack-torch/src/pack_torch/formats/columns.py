@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
@@ -42,23 +43,45 @@ class Field:
     dtype: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a dtype that would change the pad value."""
-        if self.dtype is not None and holding(self.dtype, self.pad) != np.dtype(self.dtype):
+        """Refuse a dtype that there is not, or that would change the pad value."""
+        if self.dtype is None:
+            return
+        try:
+            given: np.dtype[Any] = np.dtype(self.dtype)
+        except TypeError:
+            raise ValueError(f"dtype is {self.dtype!r}; give a name that NumPy knows, such as 'int64'") from None
+        if not _holds(given, self.pad):
             raise ValueError(f"pad is {self.pad!r}, which {self.dtype} cannot hold; choose another of the two")
 
 
 def holding(dtype: Any, pad: float) -> np.dtype[Any]:
     """Return the dtype, or a wider one where it cannot hold the pad value as it is.
 
-    >>> holding("uint8", 0), holding("uint8", -100), holding("int64", 0.5)
-    (dtype('uint8'), dtype('int16'), dtype('float64'))
+    Raises:
+        ValueError: there is none that holds the pad and all values of the dtype.
+
+    >>> holding("uint8", 0), holding("uint8", -100), holding("int64", 0.5), holding("bool", -100)
+    (dtype('uint8'), dtype('int16'), dtype('float64'), dtype('int8'))
     """
     given: np.dtype[Any] = np.dtype(dtype)
-    if given.kind in "iu":
-        limits = np.iinfo(given)
-        if pad != pad or pad != int(pad) or not limits.min <= pad <= limits.max:
-            return np.result_type(given, np.min_scalar_type(pad))
-    return given
+    if _holds(given, pad):
+        return given
+    wider: np.dtype[Any] = np.result_type(given, np.min_scalar_type(pad))
+    whole = math.isfinite(pad) and pad == int(pad)
+    if given.kind in "iu" and wider.kind == "f" and whole:
+        raise ValueError(f"no dtype holds {given} and the pad value {pad!r}; name another of the two")
+    return wider
+
+
+def _holds(dtype: np.dtype[Any], pad: float) -> bool:
+    if dtype.kind == "b":
+        return pad in (0, 1)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return math.isfinite(pad) and pad == int(pad) and bool(limits.min <= pad <= limits.max)
+    if dtype.kind == "f":  # rounding is what such numbers are for, but not to infinity
+        return not math.isfinite(pad) or abs(pad) <= float(np.finfo(dtype).max)
+    return True
 
 
 def as_fields(fields: Mapping[str, Field | float]) -> Mapping[str, Field]:
@@ -95,7 +118,7 @@ def joined(parts: Sequence[Any], field: Field, name: str) -> Array:
     """
     if field.dtype is not None:
         try:
-            return np.concatenate(parts, dtype=np.dtype(field.dtype), casting="same_kind")
+            return np.concatenate(parts, dtype=np.dtype(field.dtype), casting="safe")
         except (TypeError, ValueError, RuntimeError):
             pass  # an empty list looks like floats, and a tensor may lie elsewhere: look at each part
     try:
@@ -103,13 +126,16 @@ def joined(parts: Sequence[Any], field: Field, name: str) -> Array:
     except (TypeError, ValueError) as error:
         raise ValueError(f"field {name!r} does not hold numbers that NumPy takes: {error}") from None
     kinds = [one.dtype for one in arrays if one.size] or [np.dtype("int64")]
-    dtype = np.dtype(field.dtype) if field.dtype else holding(np.result_type(*kinds), field.pad)
     try:
+        dtype = np.dtype(field.dtype) if field.dtype else holding(np.result_type(*kinds), field.pad)
+        for one in arrays:
+            _check_range(one, dtype)
         return np.concatenate(
             [one if one.size else np.zeros(one.shape, dtype) for one in arrays], dtype=dtype, casting="same_kind"
         )
     except (TypeError, ValueError) as error:
-        raise ValueError(f"field {name!r} cannot be stored as {dtype}: {error}") from None
+        where = f"field {name!r} cannot be stored" + (f" as {field.dtype}" if field.dtype else "")
+        raise ValueError(f"{where}: {error}") from None
 
 
 def joined_tokens(parts: Sequence[Any], field: Field, name: str) -> Array:
@@ -126,6 +152,15 @@ def joined_tokens(parts: Sequence[Any], field: Field, name: str) -> Array:
             "returned as a batch"
         )
     return column
+
+
+def _check_range(values: Array, dtype: np.dtype[Any]) -> None:
+    """Raise where a whole number would come out as another one."""
+    if dtype.kind not in "iu" or values.dtype.kind not in "iu" or not values.size or np.can_cast(values.dtype, dtype):
+        return
+    limits, least, largest = np.iinfo(dtype), int(values.min()), int(values.max())
+    if least < limits.min or largest > limits.max:
+        raise ValueError(f"{least if least < limits.min else largest} is not from {limits.min} to {limits.max}")
 
 
 def _as_array(part: Any) -> Array:

@@ -59,8 +59,9 @@ class Sft(Format):
         label_mode: `aligned` or `tokens`.
         prompt_length: field with the number of prompt tokens of a document; need not be there.
         train_on_prompt: learn prompts too.
-        masks: fields of 0 and 1 per token, 1 for a token to be learned; need not be there. All that are must say 1. A
-            tokenizer's `attention_mask` is one: what it says 0 of is padding, and nothing to learn.
+        masks: fields of 0 and 1 per token, 1 for a token to be learned; need not be there. All that are must say 1.
+        attention_mask: field of a tokenizer's own, 1 for every token; need not be there. Documents with padding, of
+            which it says 0, are refused.
         token_fields: other fields with a value per token: what pads them, or a `Field`. Losses find `advantages`,
             `old_log_probs` and the like here, at the row that predicts the token.
         document_fields: fields with one value for the whole document, whatever that is.
@@ -81,9 +82,8 @@ class Sft(Format):
     label_mode: LabelMode = attrs.field(default="aligned", validator=attrs.validators.in_(get_args(LabelMode)))
     prompt_length: str = "prompt_length"
     train_on_prompt: bool = False
-    masks: tuple[str, ...] = attrs.field(
-        default=("completion_mask", "assistant_masks", "attention_mask"), converter=_as_names
-    )
+    masks: tuple[str, ...] = attrs.field(default=("completion_mask", "assistant_masks"), converter=_as_names)
+    attention_mask: str = "attention_mask"
     token_fields: Mapping[str, Field] = attrs.field(factory=dict, converter=as_fields)
     document_fields: tuple[str, ...] = attrs.field(default=(), converter=_as_names)
     extra: Literal["travel", "raise"] = attrs.field(
@@ -95,7 +95,9 @@ class Sft(Format):
         """The columns of a pack, with what pads them."""
         known = {self.tokens: Field(0, dtype="int64")}
         known[self.labels] = Field(IGNORED, shift=self.label_mode == "tokens", dtype="int64")
-        return MappingProxyType(known | {name: Field(0) for name in self.masks} | dict(self.token_fields))
+        return MappingProxyType(
+            known | {name: Field(0) for name in (*self.masks, self.attention_mask)} | dict(self.token_fields)
+        )
 
     def length(self, row: Row) -> int:
         """Return the tokens of the document."""
@@ -146,6 +148,8 @@ class Sft(Format):
                 check_lengths(parts, lengths, name, self.tokens)
             column = (joined_tokens if name == self.tokens else joined)(parts, field, name)
             origins[name] = origins_of(parts)
+            if name == self.attention_mask:
+                _check_unpadded(column, ends, name)
             if field.shift:
                 heads[name] = column[ends - lengths]
                 column = shifted(column, ends, field.pad)
@@ -209,4 +213,14 @@ class Sft(Format):
         count = len(lens)
         return Scored(
             rows, labels[rows], lens, tuple(encoded.segment_lens), tuple(range(count)), ("",) * count, fields=fields
+        )
+
+
+def _check_unpadded(mask: Array, ends: Array, name: str) -> None:
+    padding = np.flatnonzero(mask == 0)
+    if len(padding):
+        document = int(np.searchsorted(ends, padding[0], side="right"))
+        raise ValueError(
+            f"document {document} of the pack has padding, {name!r} is 0 there; take it off before packing, such as "
+            "tokens[:sum(mask)], for packs need none"
         )

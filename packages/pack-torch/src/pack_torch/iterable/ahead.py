@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from pack_torch.iterable.blocks import Block
 
-_Ready = queue.SimpleQueue[tuple[Block | None, BaseException | None]]
+#: A block or an error; None: from here on nothing is made ahead.
+_Ready = queue.SimpleQueue[tuple[Block | None, BaseException | None] | None]
 
 
 class Ahead:
@@ -23,7 +24,7 @@ class Ahead:
 
     def __init__(self, make: Callable[[], Block | None], size: int) -> None:
         """Start the thread; it ends with the blocks, or when this object goes."""
-        self._make, self._ready = make, _Ready()
+        self._make, self._ready, self._alone = make, _Ready(), False
         self._room, self._over = threading.Semaphore(size), threading.Event()
         self._thread = threading.Thread(
             target=_fill, args=(make, self._ready, self._room, self._over), daemon=True, name="pack-ahead"
@@ -32,16 +33,22 @@ class Ahead:
         self._end = weakref.finalize(self, _end, self._room, self._over)
 
     def close(self) -> None:
-        """Return once nothing more is made ahead: a source may be read from elsewhere now. Calls go on, one by one."""
+        """Return once nothing more is made ahead, however long `make` is at the last: its source may be read elsewhere.
+
+        Calls go on, and make what was not made ahead one by one.
+        """
         self._end()
         self._thread.join()
 
     def __call__(self) -> Block | None:
         """Return the next block, or raise what making it raised."""
-        if self._over.is_set() and self._ready.empty():
+        made = None if self._alone else self._ready.get()
+        if made is None:
+            self._alone = True
             return self._make()
-        block, error = self._ready.get()
         self._room.release()
+        block, error = made
+        self._alone = block is None
         if error is not None:
             raise error
         return block
@@ -56,6 +63,7 @@ def _fill(make: Callable[[], Block | None], ready: _Ready, room: threading.Semap
     while True:
         room.acquire()
         if over.is_set():
+            ready.put(None)
             return
         try:
             made: tuple[Block | None, BaseException | None] = (make(), None)

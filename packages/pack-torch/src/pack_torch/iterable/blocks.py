@@ -78,17 +78,23 @@ class Block:
 
 @attrs.frozen(eq=False)
 class _Read:
-    """Rows of one block: as they go into the stream, and, as `come` and `of`, the lengths and datasets they came with.
+    """Rows of one block as they go into the stream, and what is to be told of them as they came.
 
     Args:
+        rows: those that were too long cut by the format, if they must not be cut everywhere.
+        lengths: of these.
+        kinds: the number of the dataset of each; None: all are of the first.
+        lengths_before: of the rows as they came.
+        kinds_before: theirs.
+        ended: whether there are no more.
         trims: of every row that the format cut: the reason, the tokens lost or cut, and the pieces.
     """
 
     rows: Sequence[Row]
     lengths: list[int]
     kinds: Sequence[int] | None
-    come: list[int]
-    of: Sequence[int] | None
+    lengths_before: list[int]
+    kinds_before: Sequence[int] | None
     ended: bool
     trims: Sequence[tuple[str, int, int]] = ()
 
@@ -107,6 +113,11 @@ class Blocks:
         self._rows: dict[int, Row] = {}
         self._places: deque[tuple[int, Any]] = deque()
         self._told: dict[str, int] = {}
+
+    @property
+    def sized(self) -> bool:
+        """Whether the next block can be made before the last one was used."""
+        return self._reader.sized
 
     def mark(self) -> Mark:
         """Return where the next block begins."""
@@ -216,7 +227,7 @@ class Blocks:
             packs = [*packs, *last]
         rows = self._rows
         laid = [self._laid(pack, rows) for pack in packs]
-        info = self._info(read.come, read.of, state.counts)
+        info = self._info(read.lengths_before, read.kinds_before, state.counts)
         self._told = {} if packs else info
         self._stream = state
         units = [*state.waiting, *([state.gathering] if state.gathering else [])]
@@ -236,7 +247,7 @@ class Blocks:
     def _laid(self, pack: StreamPack, rows: Mapping[int, Row]) -> list[Row]:
         """Return the rows of a pack, cut where the stream said so."""
         laid = [rows[key] for key in pack.keys]
-        if any(pack.starts) or self._options.cuts or self._options.overlong in ("truncate", "split"):
+        if any(pack.starts) or self._options.cuts or self._options.overlong in CUTTING:
             for place, (start, stop) in enumerate(zip(pack.starts, pack.stops, strict=True)):
                 if start or stop < self._format.length(laid[place]):
                     laid[place] = self._format.cut(laid[place], start, stop)

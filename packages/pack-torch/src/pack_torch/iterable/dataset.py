@@ -56,7 +56,8 @@ class PackedIterable(IterableDataset[Pack]):
         options: those of `pack_core.stream.StreamOptions`: `strategy`, `window`, `overlong`, `last`, `zero_length`,
             `max_documents`, `max_cost`, `max_wait`, `max_idle`, `seed`, `strategy_options`.
 
-    Counts travel with the packs, each block's with its first, and what comes behind the last pack with that one.
+    Counts travel with the packs, each block's with its first. What is lost behind the last pack travels with that one
+    where the source has a length, so that one can look; else it is in `counts` alone.
 
     To go on exactly, the rows of all that waits are read again, from the block with the oldest of them on. A strategy
     that lets some documents wait for very long should be given a `max_wait`.
@@ -97,6 +98,7 @@ class PackedIterable(IterableDataset[Pack]):
         super().__init__()
         self.source, self.format, self.options = source, format, StreamOptions(capacity=capacity, **options)
         check_format(format, self.options)
+        self._described = described(format)
         if resume not in _RESUMES or source_shards not in _DEALS:
             raise PackError(
                 f"resume is {resume!r} and source_shards {source_shards!r}; they must be of {_RESUMES} and {_DEALS}"
@@ -106,8 +108,7 @@ class PackedIterable(IterableDataset[Pack]):
         self._ranks, self._deals, self._resume = (rank, world, distributed), source_shards, resume
         if not distributed:
             Shard(rank, world)
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # so that workers that live on are told
+        self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._first: dict[int, Any] = {}
         self._pending: Mapping[str, Any] | None = None
         self._running: _Iteration | None = None
@@ -188,7 +189,7 @@ class PackedIterable(IterableDataset[Pack]):
 
     def _setup(self) -> dict[str, Any]:
         return self.options.to_json() | {
-            "format": described(self.format),
+            "format": self._described,
             "source": source_described(self.source),
             "group": self._group,
             "epochs": self._epochs,
@@ -199,6 +200,22 @@ class PackedIterable(IterableDataset[Pack]):
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process makes the dataset of: no iteration goes along, but what was loaded does."""
         return self.__dict__ | {"_running": None, "_first": {}}
+
+    def __setstate__(self, held: Mapping[str, Any]) -> None:
+        """Take it; workers of this copy are told its epochs, too."""
+        self.__dict__.update(held)
+        self._epoch = _shared(self._epoch)
+
+    def __copy__(self) -> PackedIterable:
+        """Return a copy with an epoch of its own."""
+        copied = object.__new__(type(self))
+        copied.__setstate__(self.__getstate__() | {"_epoch": self._epoch.clone()})
+        return copied
+
+
+def _shared(number: torch.Tensor) -> torch.Tensor:
+    """Return a number that a loader's workers see change, however long they live."""
+    return number if number.is_shared() else number.share_memory_()  # type: ignore[no-untyped-call]
 
 
 class _Iteration(Iterator[Pack]):
@@ -216,6 +233,7 @@ class _Iteration(Iterator[Pack]):
         self._mark = blocks.mark()
         self._ended = bool(state and state["ended"])
         self._skip = state["given"] if state else 0
+        self._sized = blocks.sized
         self._next: Callable[[], Block | None] = Ahead(blocks.next, prefetch) if prefetch else blocks.next
         self._format, self._capacity, self._begun = format, capacity, begun
         self._block: Block | None = None
@@ -253,7 +271,7 @@ class _Iteration(Iterator[Pack]):
             error.add_note(f"in the pack of documents {keys}, counted from 0 as this reader reads them")
             raise
         info = {} if given else self._block.info
-        if given == len(self._block.packs) - 1 and (rest := self._look_on(self._block)):
+        if self._sized and given == len(self._block.packs) - 1 and (rest := self._look_on(self._block)):
             info = add_metrics([info, rest])
         self._given = given + 1
         return Pack(encoded, self._format, self._capacity, info)

@@ -142,7 +142,7 @@ class ShuffledReader:
     def __init__(self, how: Shuffled, inner: Reader, index: int) -> None:
         """Read nothing yet."""
         self._how, self._inner, self._index = how, inner, index
-        self.replays, self.names = inner.replays, inner.names
+        self.replays, self.names, self.sized = inner.replays, inner.names, inner.sized
         self._start_from(0, 0)
 
     def _start_from(self, epoch: int, filled: int) -> None:
@@ -203,6 +203,7 @@ class MixedReader:
         """Read nothing yet."""
         self._how, self._inner = how, inner
         self.replays, self.names = any(one.replays for one in inner), how.names
+        self.sized = all(one.sized for one in inner)
         for one, name in zip(inner, how.names, strict=True):
             if len(one.names) > 1:
                 raise PackError(f"dataset {name!r} is mixed itself; mix all datasets at once, with weights multiplied")
@@ -293,7 +294,7 @@ class Repeated:
     def __init__(self, inner: Reader, epochs: int | None) -> None:
         """Read nothing yet; None is for ever."""
         self._inner, self._epochs = inner, epochs
-        self.replays, self.names = inner.replays, inner.names
+        self.replays, self.names, self.sized = inner.replays, inner.names, inner.sized
         self._first = self.epoch = 0
 
     def start(self, epoch: int) -> None:

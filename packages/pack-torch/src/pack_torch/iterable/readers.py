@@ -22,6 +22,8 @@ class Reader(Protocol):
 
     #: Whether `load` has to read everything again.
     replays: bool
+    #: Whether it reads what is there already, so that reading on never waits for whoever uses what was read.
+    sized: bool
     #: Of the datasets it reads.
     names: tuple[str, ...]
 
@@ -47,7 +49,7 @@ class IndexReader:
     (([{'n': 1}, {'n': 3}], None), 2)
     """
 
-    replays = False
+    replays, sized = False, True
     names: tuple[str, ...] = ("0",)
 
     def __init__(self, source: Any, shard: Shard) -> None:
@@ -95,6 +97,7 @@ class IterableReader:
     warning that says so.
     """
 
+    sized = False
     names: tuple[str, ...] = ("0",)
 
     def __init__(self, source: Any, index: int, count: int, first: dict[int, Any]) -> None:

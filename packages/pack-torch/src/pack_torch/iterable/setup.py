@@ -12,9 +12,6 @@ from pack_core.stream import StreamOptions
 from pack_torch.formats.format import Format
 from pack_torch.iterable.order import Mixed, Shuffled
 
-#: What of an object's own state says how it was made, and stays the same in another process.
-_PLAIN = (bool, int, float, str, type(None))
-
 #: Policies for overlong documents that cut them.
 CUTTING = ("truncate", "truncate_left", "split")
 
@@ -58,8 +55,7 @@ def described(value: Any) -> Any:
     if attrs.has(type(value)):
         own = attrs.fields(type(value))
         return {"type": name} | {field.name: described(getattr(value, field.name)) for field in own}
-    plain = {key: described(one) for key, one in getattr(value, "__dict__", {}).items() if isinstance(one, _PLAIN)}
-    return {"type": name} | plain if plain and kind is type(value) else name
+    return name
 
 
 def source_described(source: Any) -> Any:

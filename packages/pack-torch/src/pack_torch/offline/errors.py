@@ -7,6 +7,10 @@ class DatasetError(PackError):
     """A dataset, a file or a folder cannot be used: the message says what was found, what is allowed, what to do."""
 
 
+class NothingToPack(DatasetError):
+    """No document has a token."""
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count and its noun, in the plural unless there is one.
 

@@ -57,6 +57,7 @@ def can_hold(kind: Any, other: Any) -> bool:
     if pa.types.is_dictionary(other):
         return can_hold(kind, other.value_type)
     if pa.types.is_integer(other):
-        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+        # That a cast to 16 bits with a fraction changes nothing, Arrow does not look.
+        return bool(pa.types.is_integer(kind) or (pa.types.is_floating(kind) and kind.bit_width > 16))
     floating = pa.types.is_floating(kind) and pa.types.is_floating(other)
     return bool(floating and kind.bit_width >= other.bit_width)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pack_core import Certificate, Packing, certify, pack
 
-from pack_torch.offline.errors import DatasetError, counted
+from pack_torch.offline.errors import DatasetError, NothingToPack, counted
 
 Row: TypeAlias = NDArray[Any]
 
@@ -201,7 +201,7 @@ def lay_out(lengths: Row, recipe: Recipe) -> Layout:
     kept = None if len(lengths) and lengths.min() > 0 else np.flatnonzero(lengths)
     held = lengths if kept is None else lengths[kept]
     if not len(held):
-        raise DatasetError(f"there is nothing to pack: {counted(len(lengths), 'document')}, none with a token")
+        raise NothingToPack(f"there is nothing to pack: {counted(len(lengths), 'document')}, none with a token")
     over = np.flatnonzero(held > recipe.room)
     if len(over) and recipe.overlong == "error":
         first = int(over[0] if kept is None else kept[over[0]])

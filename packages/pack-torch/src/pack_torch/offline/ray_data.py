@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pack_torch.offline.columns import as_names, choose_added, choose_columns, read_lengths
-from pack_torch.offline.errors import DatasetError, counted
+from pack_torch.offline.errors import DatasetError, NothingToPack, counted
 from pack_torch.offline.kinds import is_number
 from pack_torch.offline.layout import Losses, Recipe
 from pack_torch.offline.packed import TRACED, Gatherer, pack_source
@@ -133,12 +133,13 @@ class _PackTable:
 
     def pack(self, table: Any, name: str, first: int) -> Iterator[Any]:
         """Yield the packed rows of a table whose first document has a number."""
-        if not self.has_tokens(table, name):  # an error for a whole dataset, but not for a part of one
+        chosen: dict[str, Any] = {"columns": self.columns, "per_document": self.per_document, "add": self.add}
+        try:
+            with _named(name):
+                packed = pack_source(TableSource(table), self.recipe, **chosen)
+        except NothingToPack:  # an error for a whole dataset, but not for a part of one
             _tell(Losses(empty=table.num_rows), name)
             return
-        chosen: dict[str, Any] = {"columns": self.columns, "per_document": self.per_document, "add": self.add}
-        with _named(name):
-            packed = pack_source(TableSource(table), self.recipe, **chosen)
         _tell(packed.losses, name)
         rows = packed.layout.rows
         for made in tables(packed.gatherer.open(), rows):
@@ -226,4 +227,4 @@ def _named(name: str) -> Iterator[None]:
     try:
         yield
     except DatasetError as error:
-        raise DatasetError(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
