@@ -398,3 +398,46 @@ def test_what_is_made_ahead_ends_and_is_asked_again() -> None:
     ahead = Ahead(lambda: None, 1)
     ahead.close()
     assert ahead() is None
+
+
+def test_a_group_of_one_epoch_is_not_that_of_the_next() -> None:
+    rows = [{"input_ids": [number] * 4, "group": number // 2} for number in range(4)]
+    assert order(packed(rows, group="group", epochs=2, window=4, capacity=8)) == [[0, 1], [2, 3]] * 2
+    one = [{"input_ids": [number] * 4, "group": 0} for number in range(2)]
+    assert order(packed(one, group="group", epochs=3, window=2, capacity=8)) == [[0, 1]] * 3
+    resumed_at_every_pack(lambda: packed(rows, group="group", epochs=2, window=4, capacity=8, rank=1, world=2))
+
+
+def test_an_iteration_takes_no_rows_from_the_one_begun_after_it() -> None:
+    rows = some_rows(60)
+    expected = order(packed(Stateful(rows)))
+    for prefetch in (0, 2):
+        dataset = packed(Stateful(rows), prefetch=prefetch)
+        old = iter(dataset)
+        next(old)
+        new = iter(dataset)
+        begun = order([next(new)])
+        with pytest.raises(PackError, match="the dataset was begun anew, and its source keeps its own place"):
+            list(old)
+        assert begun + order(new) == expected
+
+
+class Wrapping(Stateful):
+    """A source that is back at its first row by itself once it has ended."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from super().__iter__()
+        self.at = 0
+
+
+def test_a_source_that_begins_anew_by_itself_is_not_read_twice() -> None:
+    resumed_at_every_pack(lambda: packed(shuffle(Wrapping(some_rows(13)), 8), epochs=2))
+    resumed_at_every_pack(lambda: packed(Wrapping(some_rows(13)), epochs=2, rank=1, world=2))
+
+
+def test_what_a_strategy_holds_that_has_no_value_of_its_own_is_not_compared() -> None:
+    one, two = (Every(0) for _ in range(2))
+    one.keys, two.keys = (object(), 1), (object(), 1)  # type: ignore[attr-defined]
+    packed(some_rows(9), strategy=one).load_state_dict(packed(some_rows(9), strategy=two).state_dict())
+    one.weight = two.weight = float("nan")  # type: ignore[attr-defined]
+    packed(some_rows(9), strategy=one).load_state_dict(packed(some_rows(9), strategy=two).state_dict())

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -149,6 +150,47 @@ def test_every_rank_goes_on_exactly_after_every_pack(policy: str) -> None:
     assert straight[0][0]
     for stop in range(1, len(straight[0][0]) + 1):
         assert run(stop) == straight
+
+
+@pytest.mark.parametrize("policy", ["split", "pad", "carry", "drop"])
+def test_every_rank_goes_on_exactly_in_the_second_iteration_and_at_its_end(policy: str) -> None:
+    sizes = [[4] * 3, [4] * 5]
+
+    def run(even: EvenPacks) -> tuple[list[list[int]], list[list[int]], list[str]]:
+        """The second and third iteration, and the states before every pack of the second, and at its end."""
+        second, states = [], []
+        list(even)
+        packs = iter(even)
+        while True:
+            states.append(json.dumps(even.state_dict()))
+            pack = next(packs, None)
+            if pack is None:
+                break
+            second.append(held(pack))
+        states.append(json.dumps(even.state_dict()))
+        return second, [held(pack) for pack in even], states
+
+    whole = together([partial(run, even) for even in ranks_of(sizes, policy, 2)])
+    count = len(whole[0][2])
+    assert [len(states) for _, _, states in whole] == [count, count]
+    for step in range(count):
+        ended = step == count - 1 and policy == "carry"  # what it has left is of the next iteration
+
+        def resumed(even: EvenPacks, state: str, times: int) -> list[list[list[int]]]:
+            even.load_state_dict(json.loads(state))
+            return [[held(pack) for pack in even] for _ in range(times)]
+
+        others = ranks_of(sizes, policy, 2)
+        work = [partial(resumed, even, whole[rank][2][step], 2 - ended) for rank, even in enumerate(others)]
+        for found, (second, third, _) in zip(together(work), whole, strict=True):
+            assert found == ([third] if ended else [second[step:], third])
+
+
+def test_an_iterator_of_even_packs_is_not_begun_again_by_going_on_with_it() -> None:
+    (even,) = ranks_of([[4] * 4], "pad", 2)
+    packs = iter(even)
+    first = held(next(packs))
+    assert [first, *map(held, packs)] == [[number] * 4 for number in range(4)]
 
 
 def test_a_rank_without_documents_is_an_error_on_every_rank() -> None:

@@ -17,9 +17,6 @@ _ALLOWED = {
 }
 
 
-_PLAIN = (bool, int, float, str, tuple, list, type(None))
-
-
 def _integer(least: int, optional: bool = False) -> Any:
     def check(instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
         if value is not None or not optional:
@@ -115,10 +112,18 @@ def _choices(chooser: Strategy) -> dict[str, object]:
     kind = type(chooser)
     if attrs.has(kind):
         return {field.name: _plain(getattr(chooser, field.name)) for field in attrs.fields(kind)}
-    return {name: _plain(one) for name, one in getattr(chooser, "__dict__", {}).items() if isinstance(one, _PLAIN)}
+    return {name: _plain(one) for name, one in getattr(chooser, "__dict__", {}).items() if _is_plain(one)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _plain(value: object) -> object:
+    if value != value:  # not a number is not even itself, and a state would not be its own
+        return repr(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else repr(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,53 +15,9 @@ from pack_core.stream import Counts, Documents, StreamOptions, StreamPack, Strea
 from pack_torch.formats.columns import Row
 from pack_torch.formats.cutting import split_row, truncate_row
 from pack_torch.formats.format import Format
+from pack_torch.iterable.mark import Mark
 from pack_torch.iterable.order import Repeated
 from pack_torch.iterable.setup import CUTTING
-
-
-@attrs.frozen(eq=False)
-class Mark:
-    """Where a block begins: all that it takes to make it, and all after it, again.
-
-    Args:
-        reader: the source before the block that has the oldest document not packed yet.
-        first: that block's first document.
-        now: the source before this block.
-        made: documents so far.
-        stream: what waits, and all counts.
-        told: counts that no pack has carried yet.
-    """
-
-    reader: Any
-    first: int
-    now: Any
-    made: int
-    stream: StreamState
-    told: Mapping[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as what JSON holds."""
-        own = {name: getattr(self, name) for name in ("reader", "first", "made", "told")}
-        return own | {"stream": self.stream.to_text()}
-
-    def discarding(self, packs: Sequence[StreamPack]) -> tuple[Mark, Tally]:
-        """Return the mark with nothing waiting and these packs not given, and how much is lost by that."""
-        state = self.stream
-        held = [*state.row, *(part for unit in state.waiting for part in unit.parts)]
-        held += state.gathering.parts if state.gathering else ()
-        given, tokens = sum(map(len, packs)), sum(pack.tokens for pack in packs)
-        lost = Tally(len(held) + given, sum(part.tokens for part in held) + tokens)
-        counts, before = state.counts, state.counts.lost.get("discarded", Tally())
-        told = Counts(
-            counts.seen,
-            counts.packed.plus(-given, -tokens),
-            counts.packs - len(packs),
-            {**counts.lost, "discarded": before.plus(*_pair(lost))},
-            counts.cut,
-            counts.padding,
-        )
-        empty = StreamState(tickets=state.tickets, counts=told, memory=state.memory, finished=state.finished)
-        return attrs.evolve(self, reader=self.now, first=self.made, stream=empty), lost
 
 
 @attrs.frozen(eq=False)
@@ -86,6 +41,7 @@ class _Read:
         kinds: the number of the dataset of each; None: all are of the first.
         lengths_before: of the rows as they came.
         kinds_before: theirs.
+        groups: of the rows, those of later epochs under names of their own; None: there are no groups.
         ended: whether there are no more.
         trims: of every row that the format cut: the reason, the tokens lost or cut, and the pieces.
     """
@@ -95,6 +51,7 @@ class _Read:
     kinds: Sequence[int] | None
     lengths_before: list[int]
     kinds_before: Sequence[int] | None
+    groups: Sequence[int | str | None] | None
     ended: bool
     trims: Sequence[tuple[str, int, int]] = ()
 
@@ -118,6 +75,11 @@ class Blocks:
     def sized(self) -> bool:
         """Whether the next block can be made before the last one was used."""
         return self._reader.sized
+
+    @property
+    def alone(self) -> bool:
+        """Whether the source may be read by nobody else meanwhile."""
+        return self._reader.alone
 
     def mark(self) -> Mark:
         """Return where the next block begins."""
@@ -166,9 +128,10 @@ class Blocks:
     def _read(self) -> _Read:
         """Read a block; rows that are too long and must not be cut everywhere are cut by the format."""
         self._places.append((self._made, self._reader.state()))
+        epoch = self._reader.epoch
         rows, kinds = self._reader.read(self._size)
         lengths = self._lengths(rows)
-        found = _Read(rows, lengths, kinds, lengths, kinds, ended=len(rows) < self._size)
+        found = _Read(rows, lengths, kinds, lengths, kinds, self._groups(rows, epoch), ended=len(rows) < self._size)
         if lengths and max(lengths) > self._options.capacity and self._options.overlong in CUTTING:
             found = self._trim(found)
         self._rows.update(zip(range(self._made, self._made + len(found.rows)), found.rows, strict=True))
@@ -183,26 +146,41 @@ class Blocks:
                 _check_row(self._format, row, number)
             raise
 
+    def _groups(self, rows: Sequence[Row], epoch: int) -> list[int | str | None] | None:
+        """Return the group of each row; the same one in two epochs is two."""
+        if self._group is None:
+            return None
+        begins, groups = dict(self._reader.begins), []
+        for place, row in enumerate(rows):
+            epoch, group = begins.get(place, epoch), row.get(self._group)
+            later = group is not None and epoch > self._reader.first
+            groups.append(f"{group}, epoch {epoch + 1}" if later else group)
+        return groups
+
     def _trim(self, read: _Read) -> _Read:
         """Let the format cut overlong rows that must not be cut everywhere; all others the stream cuts."""
         capacity, overlong, format = self._options.capacity, self._options.overlong, self._format
-        made: list[tuple[Row, int]] = []
+        made: list[tuple[Row, int, int | str | None]] = []
         trims: list[tuple[str, int, int]] = []
-        for row, length, kind in zip(read.rows, read.lengths, read.kinds or [0] * len(read.rows), strict=True):
+        count = len(read.rows)
+        whole = zip(read.rows, read.lengths, read.kinds or [0] * count, read.groups or [None] * count, strict=True)
+        for row, length, kind, group in whole:
             if length <= capacity or not format.spans(row):
-                made.append((row, kind))
+                made.append((row, kind, group))
             elif overlong == "split":
                 pieces = split_row(format, row, capacity)
-                made += [(piece, kind) for piece in pieces]
+                made += [(piece, kind, group) for piece in pieces]
                 trims.append(("overlong", length, len(pieces)))
             else:
                 side = "right" if overlong == "truncate" else "left"
                 short = truncate_row(format, row, capacity, side=side)  # type: ignore[arg-type]  # one of the two
-                made.append((short, kind))
+                made.append((short, kind, group))
                 trims.append(("truncated", length - format.length(short), 1))
-        rows = [row for row, _ in made]
-        lengths, kinds = list(map(format.length, rows)), None if read.kinds is None else [kind for _, kind in made]
-        return attrs.evolve(read, rows=rows, lengths=lengths, kinds=kinds, trims=trims)
+        rows = [row for row, _, _ in made]
+        kinds = None if read.kinds is None else [kind for _, kind, _ in made]
+        groups = None if read.groups is None else [group for _, _, group in made]
+        lengths = list(map(format.length, rows))
+        return attrs.evolve(read, rows=rows, lengths=lengths, kinds=kinds, groups=groups, trims=trims)
 
     def next(self) -> Block | None:
         """Return the next block, None after the last.
@@ -219,7 +197,7 @@ class Blocks:
         packs: list[StreamPack] = []
         state = self._stream
         if read.lengths:
-            state, packs = stream.push_many(self._options, state, self._documents(first, read.lengths, read.kinds))
+            state, packs = stream.push_many(self._options, state, self._documents(first, read))
         if read.trims:
             state = state.counting(_trimmed(state.counts, read.trims))
         if read.ended:
@@ -234,15 +212,10 @@ class Blocks:
         self._keep(dict.fromkeys(part.key for part in [*state.row, *(one for unit in units for one in unit.parts)]))
         return Block(mark, self.mark(), packs, laid, info | {"waiting": len(self._rows)})
 
-    def _documents(self, first: int, lengths: list[int], kinds: Sequence[int] | None) -> Documents:
-        keys = range(first, first + len(lengths))
-        rows = self._rows
-        groups = costs = None
-        if self._group is not None:
-            groups = [rows[key].get(self._group) for key in keys]
-        if self._options.max_cost is not None:
-            costs = [self._format.cost(rows[key]) for key in keys]
-        return Documents(keys, lengths, groups=groups, costs=costs, kinds=kinds)
+    def _documents(self, first: int, read: _Read) -> Documents:
+        keys = range(first, first + len(read.rows))
+        costs = None if self._options.max_cost is None else list(map(self._format.cost, read.rows))
+        return Documents(keys, read.lengths, groups=read.groups, costs=costs, kinds=read.kinds)
 
     def _laid(self, pack: StreamPack, rows: Mapping[int, Row]) -> list[Row]:
         """Return the rows of a pack, cut where the stream said so."""
@@ -310,16 +283,3 @@ def _check_row(format: Format, row: Any, number: int) -> None:
             f"document {number}, counted from 0 as this reader reads them, {has}, and {type(format).__name__} cannot "
             f"say its length: {fault}; rows are mappings with the fields the format names"
         ) from error
-
-
-def _pair(tally: Tally) -> tuple[int, int]:
-    return tally.documents, tally.tokens
-
-
-def warn_of_discarded(lost: Tally) -> None:
-    """Say how much a resume loses."""
-    warnings.warn(
-        f"resume='discard': {lost.documents:,} documents of {lost.tokens:,} tokens that waited, or lay in packs not "
-        "given yet, when the state was saved are lost; resume='exact' loses none",
-        stacklevel=3,
-    )

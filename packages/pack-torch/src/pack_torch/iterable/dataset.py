@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset
 
 from pack_torch.formats.format import Format
 from pack_torch.iterable.ahead import Ahead
-from pack_torch.iterable.blocks import Block, Blocks, warn_of_discarded
+from pack_torch.iterable.blocks import Block, Blocks
+from pack_torch.iterable.mark import warn_of_discarded
 from pack_torch.iterable.order import Repeated, open_reader
 from pack_torch.iterable.setup import check_format, described, source_described
 from pack_torch.iterable.shard import Shard, find_shard
@@ -233,7 +234,7 @@ class _Iteration(Iterator[Pack]):
         self._mark = blocks.mark()
         self._ended = bool(state and state["ended"])
         self._skip = state["given"] if state else 0
-        self._sized = blocks.sized
+        self._sized, self._alone = blocks.sized, blocks.alone
         self._next: Callable[[], Block | None] = Ahead(blocks.next, prefetch) if prefetch else blocks.next
         self._format, self._capacity, self._begun = format, capacity, begun
         self._block: Block | None = None
@@ -289,9 +290,14 @@ class _Iteration(Iterator[Pack]):
         return last.info if made is None and last is not block else {}
 
     def close(self) -> None:
-        """Read no further ahead."""
+        """Read no further ahead, and no further at all where that would take rows from the next iteration."""
         if isinstance(self._next, Ahead):
             self._next.close()
+        if self._alone and self._error is None and not self._ended:
+            self._error = PackError(
+                "the dataset was begun anew, and its source keeps its own place, so this iteration cannot be gone on "
+                "with; use one at a time, or a dataset for each"
+            )
 
     def _made(self) -> Block | None:
         if self._error is not None:

@@ -27,7 +27,7 @@ class GroupReader:
     def __init__(self, inner: Reader, index: int, count: int, field: str) -> None:
         """Read nothing yet; a row without a value in `field` is a group of its own."""
         self._inner, self._index, self._count, self._field = inner, index, count, field
-        self.replays, self.names, self.sized = inner.replays, inner.names, inner.sized
+        self.replays, self.sized, self.alone, self.names = inner.replays, inner.sized, inner.alone, inner.names
         self._number = -1
         self._value: str | int | None = None
 

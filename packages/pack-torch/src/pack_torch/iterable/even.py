@@ -110,6 +110,7 @@ class EvenPacks:
         self._laid: list[Pack] = []
         self._round: Round | None = None
         self._last: Pack | None = None
+        self._ended = False  # and nothing is carried over
         self._shape: Any = None  # where the last pack can be read again, once there are no more
 
     def __iter__(self) -> Iterator[Pack]:
@@ -117,37 +118,35 @@ class EvenPacks:
         if self._pending:
             self._pending = False
         elif self._policy != "carry" or not self._mine[self._given :]:
-            self._source = None
-            self._begin(None)
-        return self
+            self._source = iter(self._packs)
+            self._begin(self._inner_state())
+        return self._packs_left()
 
-    def __next__(self) -> Pack:
-        """Return the next pack."""
-        while self._given == len(self._laid):
-            if self._round is not None and self._round.over:
-                self._end()
-                raise StopIteration
-            self._agree()
-        pack = self._laid[self._given]
-        self._given += 1
-        return pack
+    def _packs_left(self) -> Iterator[Pack]:
+        while True:
+            while self._given == len(self._laid):
+                if self._round is not None and self._round.over:
+                    self._end()
+                    return
+                self._agree()
+            self._given += 1
+            yield self._laid[self._given - 1]
 
     def _end(self) -> None:
         left = self._mine[self._given :]
         if self._policy == "carry":
             # What was given of the round is passed over when its packs are read again.
             self._skip, self._mine, self._laid, self._given, self._round = self._skip + self._given, left, [], 0, None
+            self._ended = not left
         else:
             self.dropped += len(left)
             self._given = len(self._laid)
 
     def _agree(self) -> None:
-        if self._source is None:
-            self._before = self._inner_state()
-            self._source = iter(self._packs)
-        elif not (self._policy == "carry" and self._mine and self._round is None):
+        if not (self._policy == "carry" and self._mine and self._round is None):
             self._before, self._skip, self._mine = self._inner_state(), 0, []
-        mine = [*self._mine, *islice(self._source, self._every - len(self._mine))]
+        source = iter(()) if self._source is None else self._source
+        mine = [*self._mine, *islice(source, self._every - len(self._mine))]
         counts = list(self._gather(len(mine)))
         if self._last is None and not all(counts):
             raise PackError(
@@ -179,9 +178,13 @@ class EvenPacks:
         Raises:
             RecordError: the dataset or loader has no state.
         """
-        before = self._inner_state() if self._round is None and not self._mine else self._before
-        if before is None:
+        if not callable(getattr(self._packs, "state_dict", None)):
             raise RecordError(f"{type(self._packs).__name__} has no state_dict; use a dataset or loader that has")
+        before = self._before
+        if self._ended:
+            before = None  # the next iteration starts over
+        elif self._source is None:
+            before = self._inner_state()
         own = {"packs": before, "skip": self._skip, "given": self._given, "policy": [self._policy, self._every]}
         agreed = None if self._round is None else [self._round.give, self._round.over]
         own["shape"] = self._shape if not self._mine else None
@@ -196,6 +199,10 @@ class EvenPacks:
         if list(state["policy"]) != [self._policy, self._every]:
             raise RecordError(f"the state has policy and every {state['policy']}, not {[self._policy, self._every]}")
         self._begin(state["packs"])
+        self.padded, self.dropped = state["padded"], state["dropped"]
+        if state["packs"] is None:
+            self._source, self._ended = None, True
+            return
         if state["shape"] is not None:
             self._shape = state["shape"]
             self._last = list(islice(self._from(self._shape[0]), self._shape[1]))[-1]

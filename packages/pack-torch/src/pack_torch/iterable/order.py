@@ -142,7 +142,7 @@ class ShuffledReader:
     def __init__(self, how: Shuffled, inner: Reader, index: int) -> None:
         """Read nothing yet."""
         self._how, self._inner, self._index = how, inner, index
-        self.replays, self.names, self.sized = inner.replays, inner.names, inner.sized
+        self.replays, self.sized, self.alone, self.names = inner.replays, inner.sized, inner.alone, inner.names
         self._start_from(0, 0)
 
     def _start_from(self, epoch: int, filled: int) -> None:
@@ -203,7 +203,7 @@ class MixedReader:
         """Read nothing yet."""
         self._how, self._inner = how, inner
         self.replays, self.names = any(one.replays for one in inner), how.names
-        self.sized = all(one.sized for one in inner)
+        self.sized, self.alone = all(one.sized for one in inner), any(one.alone for one in inner)
         for one, name in zip(inner, how.names, strict=True):
             if len(one.names) > 1:
                 raise PackError(f"dataset {name!r} is mixed itself; mix all datasets at once, with weights multiplied")
@@ -294,20 +294,23 @@ class Repeated:
     def __init__(self, inner: Reader, epochs: int | None) -> None:
         """Read nothing yet; None is for ever."""
         self._inner, self._epochs = inner, epochs
-        self.replays, self.names, self.sized = inner.replays, inner.names, inner.sized
-        self._first = self.epoch = 0
+        self.replays, self.sized, self.alone, self.names = inner.replays, inner.sized, inner.alone, inner.names
+        self.first = self.epoch = 0
+        #: Of the rows read last: where an epoch begins among them, and which.
+        self.begins: list[tuple[int, int]] = []
 
     def start(self, epoch: int) -> None:
         """Go to the first row."""
-        self._first = self.epoch = epoch
+        self.first = self.epoch = epoch
         self._inner.start(epoch)
 
     def read(self, count: int) -> Rows:
         """Return the next rows."""
         rows, kinds = self._inner.read(count)
-        fresh = False
-        while len(rows) < count and (self._epochs is None or self.epoch + 1 < self._first + self._epochs):
+        fresh, self.begins = False, []
+        while len(rows) < count and (self._epochs is None or self.epoch + 1 < self.first + self._epochs):
             self.epoch += 1
+            self.begins.append((len(rows), self.epoch))
             self._inner.start(self.epoch)
             more, of = self._inner.read(count - len(rows))
             if not more and fresh:
@@ -319,9 +322,9 @@ class Repeated:
 
     def state(self) -> list[Any]:
         """Return the epochs and where it is."""
-        return [self._first, self.epoch, self._inner.state()]
+        return [self.first, self.epoch, self._inner.state()]
 
     def load(self, state: Any) -> None:
         """Go on from there."""
-        self._first, self.epoch, own = state
+        self.first, self.epoch, own = state
         self._inner.load(own)

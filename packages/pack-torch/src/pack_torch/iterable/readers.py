@@ -24,6 +24,8 @@ class Reader(Protocol):
     replays: bool
     #: Whether it reads what is there already, so that reading on never waits for whoever uses what was read.
     sized: bool
+    #: Whether its source keeps its own place, so that only one may read it at a time.
+    alone: bool
     #: Of the datasets it reads.
     names: tuple[str, ...]
 
@@ -49,7 +51,7 @@ class IndexReader:
     (([{'n': 1}, {'n': 3}], None), 2)
     """
 
-    replays, sized = False, True
+    replays, sized, alone = False, True, False
     names: tuple[str, ...] = ("0",)
 
     def __init__(self, source: Any, shard: Shard) -> None:
@@ -104,10 +106,11 @@ class IterableReader:
         """Read nothing yet; `first` has the first state of every source that was read before."""
         self._source, self._index, self._count = source, index, count
         self._stateful = all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
-        self.replays = not self._stateful
+        self.replays, self.alone = not self._stateful, self._stateful
         self._firsts, self._once = first, id(source) in first
         self._rows: Iterator[Row] = iter(())
         self._read = self._epoch = 0
+        self._over = False
         self._begun: list[Any] = []  # the state it was opened in, until a row is read: a generator does not know yet
 
     def start(self, epoch: int) -> None:
@@ -132,7 +135,7 @@ class IterableReader:
                 "the source is an iterator, which can be gone through once, and a second time was asked for; give "
                 "something that can be iterated again, such as an object whose __iter__ makes a new iterator"
             )
-        self._once, self._read = True, 0
+        self._once, self._read, self._over = True, 0, False
         return rows
 
     def read(self, count: int) -> Rows:
@@ -142,6 +145,7 @@ class IterableReader:
         if self._count == 1:
             rows = list(islice(self._rows, count))
             self._read += len(rows)
+            self._over = len(rows) < count
             return rows, None
         rows = []
         while len(rows) < count:
@@ -149,19 +153,24 @@ class IterableReader:
             rows += block[(self._index - self._read) % self._count :: self._count]
             self._read += len(block)
             if not block:
+                self._over = True
                 break
         return rows, None
 
     def state(self) -> list[Any]:
-        """Return the epoch, how many rows of all shards were gone through in it, and the source's own state."""
+        """Return the epoch, how many rows of all shards were gone through, the source's own state, and if it ended."""
         own = self._begun or [self._source.state_dict() if self._stateful else None]
-        return [self._epoch, self._read, copy.deepcopy(own[0])]
+        return [self._epoch, self._read, copy.deepcopy(own[0]), self._over]
 
     def load(self, state: Any) -> None:
         """Go on from there."""
-        epoch, read, own = state
+        epoch, read, own, over = state
         self._set_epoch(epoch)
-        if self._stateful:
+        if over:  # it may be back at its first row by itself, which is not to be read before the next epoch
+            if id(self._source) not in self._firsts:
+                self._firsts[id(self._source)] = copy.deepcopy(self._source.state_dict()) if self._stateful else None
+            self._rows, self._begun, self._once, self._over = iter(()), [own], True, True
+        elif self._stateful:
             self._firsts.setdefault(id(self._source), copy.deepcopy(self._source.state_dict()))
             self._source.load_state_dict(copy.deepcopy(own))
             self._rows, self._begun = self._opened(), [own]
