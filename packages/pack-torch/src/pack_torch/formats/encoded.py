@@ -75,20 +75,25 @@ class Encoded:
     @cached_property
     def doc_lens(self) -> tuple[int, ...]:
         """Tokens of each document."""
+        return tuple(self._lens)
+
+    @property
+    def _lens(self) -> Sequence[int]:
         if self.parents is None:
-            return tuple(self.segment_lens)
+            return self.segment_lens
         lens: list[int] = []
         for parent, length in zip(self.parents, self.segment_lens, strict=True):
             if parent < 0:
                 lens.append(length)
             else:
                 lens[-1] += length
-        return tuple(lens)
+        return lens
 
     @cached_property
     def cu_seqlens(self) -> Array:
         """`[documents + 1]` int32 document boundaries: starts at 0, strictly increases, ends at T."""
-        return np.fromiter(accumulate(self.doc_lens, initial=0), np.int32, len(self.doc_lens) + 1)
+        lens = self._lens
+        return np.fromiter(accumulate(lens, initial=0), np.int32, len(lens) + 1)
 
     @cached_property
     def document_ids(self) -> Array:
@@ -100,8 +105,9 @@ class Encoded:
     def position_ids(self) -> Array:
         """`[T]` int64 position of each token in its document; branches count on from their prompt's length."""
         if self.parents is None or not self.shares_prompts:
-            numbers = counting(max(self.doc_lens))
-            return np.concatenate([numbers[:length] for length in self.doc_lens])
+            lens = self._lens
+            numbers = counting(max(lens))
+            return np.concatenate([numbers[:length] for length in lens])
         starts = np.zeros(len(self.segment_lens), np.int64)
         for segment, parent in enumerate(self.parents or ()):
             if parent >= 0:

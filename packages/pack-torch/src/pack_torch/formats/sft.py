@@ -130,7 +130,8 @@ class Sft(Format):
         names = keys_of(rows)
         if self.tokens not in names:
             raise ValueError(f"documents have no {self.tokens!r} but {list(names)}; say Sft(tokens=...)")
-        lengths = [len(row[self.tokens]) for row in rows]
+        tokens = [row[self.tokens] for row in rows]
+        lengths = list(map(len, tokens))
         if 0 in lengths:
             raise ValueError(f"document {lengths.index(0)} of the pack has no tokens; drop empty documents")
         columns: dict[str, Array] = {}
@@ -139,7 +140,7 @@ class Sft(Format):
         values: dict[str, Sequence[Any]] = {}
         ends = np.fromiter(accumulate(lengths), np.int64, len(lengths))
         for name in names:
-            parts = [row[name] for row in rows]
+            parts = tokens if name == self.tokens else [row[name] for row in rows]
             field = self.fields.get(name)
             if field is None:
                 values[name] = self._carried(name, parts)
