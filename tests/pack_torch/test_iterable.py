@@ -20,6 +20,7 @@ from support.iterable_cases import (
     Stream,
     held,
     numbers,
+    packed,
     resumed_at_every_pack,
     rows_of_lengths,
     some_rows,
@@ -28,10 +29,6 @@ from support.stream_oracles import one_by_one
 
 SOURCES = {"list": list, "tuple": tuple, "stateful": Stateful, "stream": Stream}
 QUIET = pytest.mark.filterwarnings("ignore:the source has neither")
-
-
-def packed(rows: object, **options: object) -> PackedIterable:
-    return PackedIterable(rows, **{"format": TOKENS, "capacity": 10, "window": 3, "block": 4, **options})
 
 
 def test_documents_are_packed_as_they_come() -> None:

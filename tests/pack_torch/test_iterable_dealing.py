@@ -15,7 +15,6 @@ from pack_torch import (
     Multimodal,
     Pack,
     PackCollator,
-    PackedIterable,
     Preference,
     Sft,
     SharedPrompt,
@@ -33,15 +32,12 @@ from support.iterable_cases import (
     Stream,
     held,
     numbers,
+    packed,
     resumed_at_every_pack,
     rows_of_lengths,
     some_rows,
 )
 from torch.utils.data import DataLoader
-
-
-def packed(rows: object, **options: object) -> PackedIterable:
-    return PackedIterable(rows, **{"format": TOKENS, "capacity": 10, "window": 3, "block": 4, **options})
 
 
 def order(packs: Iterable[Pack]) -> list[list[int]]:

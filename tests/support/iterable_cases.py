@@ -13,6 +13,11 @@ from torch.utils.data import IterableDataset
 TOKENS = Sft(label_mode="tokens")
 
 
+def packed(rows: object, **options: Any) -> PackedIterable:
+    """Packs of ten tokens, of a window of three and blocks of four, unless told otherwise."""
+    return PackedIterable(rows, **{"format": TOKENS, "capacity": 10, "window": 3, "block": 4, **options})
+
+
 def rows_of_lengths(lengths: Sequence[int], first: int = 0) -> list[dict[str, Any]]:
     """Rows whose tokens are all their number."""
     return [{"input_ids": [first + number] * length} for number, length in enumerate(lengths)]

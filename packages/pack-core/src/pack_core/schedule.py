@@ -88,9 +88,11 @@ def _positions(lengths: list[int], ranks: int, capacity: int, most: int | None, 
     packs = even(least)
     if packs is None:
         packs = filled(order, lengths, capacity, ranks=ranks, most=most, linear=linear) or []
-        packs = (_fewer(lengths, ranks, capacity, most, linear, len(packs)) if len(packs) > least else None) or packs
+        if len(packs) > least:
+            packs = _fewer(lengths, ranks, capacity, most, linear, len(packs)) or packs
         check_shares(len(lengths), ranks, len(packs))
-        packs = (even(len(packs)) if len(packs) > least else None) or packs
+        if len(packs) > least:
+            packs = even(len(packs)) or packs
     every = [samples for position in packs for samples in position]
     for samples in every:
         if not samples:

@@ -304,6 +304,16 @@ class StreamState(msgspec.Struct, frozen=True):
         except (msgspec.DecodeError, TypeError) as error:
             raise RecordError(f"this is no state of a stream: {error}; give what to_text returned") from None
 
+    @property
+    def parts(self) -> list[Part]:
+        """All that is in no pack yet: what lies in the open one, waits, or is of a group that may go on.
+
+        >>> StreamState(row=(Part(7, 0, 5),)).parts
+        [Part(key=7, start=0, stop=5)]
+        """
+        waiting = [part for unit in self.waiting for part in unit.parts]
+        return [*self.row, *waiting, *(self.gathering.parts if self.gathering else ())]
+
     def counting(self, counts: Counts) -> "StreamState":
         """Return the state with other counts, for whoever cuts documents before they are pushed."""
         return msgspec.structs.replace(self, counts=counts)

@@ -101,8 +101,7 @@ class Blocks:
         self._stream = StreamState.from_text(mark["stream"])
         self._told, self._made = dict(mark["told"]), mark["first"]
         state = self._stream
-        units = [*state.waiting, *([state.gathering] if state.gathering else [])]
-        held = {part.key: part for part in [*state.row, *(part for unit in units for part in unit.parts)]}
+        held = {part.key: part for part in state.parts}
         self._reader.load(mark["reader"])
         while self._made < mark["made"]:
             first = self._made
@@ -208,8 +207,7 @@ class Blocks:
         info = self._info(read.lengths_before, read.kinds_before, state.counts)
         self._told = {} if packs else info
         self._stream = state
-        units = [*state.waiting, *([state.gathering] if state.gathering else [])]
-        self._keep(dict.fromkeys(part.key for part in [*state.row, *(one for unit in units for one in unit.parts)]))
+        self._keep(dict.fromkeys(part.key for part in state.parts))
         return Block(mark, self.mark(), packs, laid, info | {"waiting": len(self._rows)})
 
     def _documents(self, first: int, read: _Read) -> Documents:

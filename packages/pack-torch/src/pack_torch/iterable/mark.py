@@ -38,8 +38,7 @@ class Mark:
     def discarding(self, packs: Sequence[StreamPack]) -> tuple[Mark, Tally]:
         """Return the mark with nothing waiting and these packs not given, and how much is lost by that."""
         state = self.stream
-        held = [*state.row, *(part for unit in state.waiting for part in unit.parts)]
-        held += state.gathering.parts if state.gathering else ()
+        held = state.parts
         given, tokens = sum(map(len, packs)), sum(pack.tokens for pack in packs)
         lost = Tally(len(held) + given, sum(part.tokens for part in held) + tokens)
         counts, before = state.counts, state.counts.lost.get("discarded", Tally())
@@ -47,16 +46,12 @@ class Mark:
             counts.seen,
             counts.packed.plus(-given, -tokens),
             counts.packs - len(packs),
-            {**counts.lost, "discarded": before.plus(*_pair(lost))},
+            {**counts.lost, "discarded": before.plus(lost.documents, lost.tokens)},
             counts.cut,
             counts.padding,
         )
         empty = StreamState(tickets=state.tickets, counts=told, memory=state.memory, finished=state.finished)
         return attrs.evolve(self, reader=self.now, first=self.made, stream=empty), lost
-
-
-def _pair(tally: Tally) -> tuple[int, int]:
-    return tally.documents, tally.tokens
 
 
 def warn_of_discarded(lost: Tally) -> None:

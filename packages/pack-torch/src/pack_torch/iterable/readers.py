@@ -126,9 +126,13 @@ class IterableReader:
         if callable(of_epoch):
             of_epoch(epoch)
 
-    def _opened(self) -> Iterator[Row]:
+    def _remember(self) -> None:
+        """Keep the first state of the source, unless it was read before."""
         if id(self._source) not in self._firsts:
             self._firsts[id(self._source)] = copy.deepcopy(self._source.state_dict()) if self._stateful else None
+
+    def _opened(self) -> Iterator[Row]:
+        self._remember()
         rows: Iterator[Row] = iter(self._source)
         if rows is self._source and self._once and not self._stateful:
             raise PackError(
@@ -166,12 +170,10 @@ class IterableReader:
         """Go on from there."""
         epoch, read, own, over = state
         self._set_epoch(epoch)
+        self._remember()
         if over:  # it may be back at its first row by itself, which is not to be read before the next epoch
-            if id(self._source) not in self._firsts:
-                self._firsts[id(self._source)] = copy.deepcopy(self._source.state_dict()) if self._stateful else None
             self._rows, self._begun, self._once, self._over = iter(()), [own], True, True
         elif self._stateful:
-            self._firsts.setdefault(id(self._source), copy.deepcopy(self._source.state_dict()))
             self._source.load_state_dict(copy.deepcopy(own))
             self._rows, self._begun = self._opened(), [own]
         else:
