@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -223,17 +224,23 @@ def test_lengths_are_read_and_never_written(strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("documents", "longest"), [(1, 1), (2, 1), (3_000, 7), (5_000, 2**16), (5_000, 2**19), (4_097, 2**20)]
+    ("documents", "longest"),
+    [
+        *[(1, 1), (2, 1), (3_000, 7), (5_000, 2**16), (5_000, 2**19), (4_097, 2**20)],
+        *[(2**18, 2**15), (2**18 + 1, 2**15), (200_000, 20_000)],
+    ],
 )
 def test_documents_are_ranked_alike_by_values_and_by_places(
     documents: int, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longest first, as they come on ties; the last two lengths do not fit 32 bits beside a place."""
+    """Longest first, as they come on ties; from (5,000, 2**19) on a length and a place do not fit 32 bits together."""
     lengths = random.Random(5).choices(range(1, longest + 1), k=documents)
     wanted = sorted(range(documents), key=lambda place: -lengths[place])
     for sorts_values in (True, False):
         monkeypatch.setattr(packing_numpy, "_SORTS_VALUES", sorts_values)
-        assert packing_numpy.group(np.array(lengths))[1].tolist() == wanted
+        counts, ranked = packing_numpy.group(np.array(lengths, np.uint32))
+        assert ranked.tolist() == wanted
+        assert list(zip(counts.sizes, counts.counts, strict=True)) == sorted(Counter(lengths).items(), reverse=True)
 
 
 def test_narrow_lengths_do_not_wrap() -> None:

@@ -27,17 +27,8 @@ def decreasing(counts: Counts, capacity: int, most: int, *, best: bool) -> Steps
     """
     sizes, amounts = counts.sizes, counts.counts
     large = sum(2 * size > capacity for size in sizes)
-    # The large have a pack each, and none has room for the next.
-    firsts = list(accumulate(amounts[:large], initial=0))
-    opened = firsts.pop()
-    rows = [value for first, packs in zip(firsts, amounts, strict=False) for value in (first, packs, 1, 0)]
+    rows, waiting, opened = _alone(sizes, amounts[:large], capacity, most)
     put, least = rows.extend, sizes[-1]
-    # Runs that have no room for the size at hand, most room first: (-room, first, packs, held).
-    waiting = [
-        (sizes[place] - capacity, firsts[place], amounts[place], 1)
-        for place in reversed(range(large))
-        if capacity - sizes[place] >= least and most > 1
-    ]
     # Runs that have, in the order the strategy takes them: (key, first, packs, held, room).
     ready: list[tuple[int, int, int, int, int]] = []
     for size, left in zip(sizes[large:], amounts[large:], strict=True):
@@ -45,31 +36,52 @@ def decreasing(counts: Counts, capacity: int, most: int, *, best: bool) -> Steps
             less, first, packs, held = heappop(waiting)
             heappush(ready, (-less if best else first, first, packs, held, -less))
         while left:
-            if ready:
-                _, first, packs, held, room = heappop(ready)
-                each = room // size
-                if each > most - held:
-                    each = most - held
-            else:
-                first, held, room = opened, 0, capacity
-                each = min(room // size, most)
-                packs = -(-left // each)
+            if not ready:
+                packs = -(-left // min(capacity // size, most))
+                ready.append((0, opened, packs, 0, capacity))
                 opened += packs
-            full, some = (packs, 0) if packs * each <= left else divmod(left, each)
-            left -= full * each + some
+            _, first, packs, held, room = ready[0]
+            each = room // size
+            if each > most - held:
+                each = most - held
+            whole = packs * each <= left
+            if whole:
+                full, some, left = packs, 0, left - packs * each
+                heappop(ready)
+            else:
+                full, some = divmod(left, each)
+                left = 0
             if full:
                 put((first, full, each, held))
                 rest = room - each * size
                 if rest >= least and held + each < most:
                     heappush(waiting, (-rest, first, full, held + each))
-            if full < packs:  # the documents end within this run, which is cut
-                first += full
-                if some:
-                    put((first, 1, some, held))
-                    rest = room - some * size
-                    heappush(ready, (rest if best else first, first, 1, held + some, rest))
-                    first += 1
-                packs -= full + (some > 0)
+            if whole:
+                continue
+            # The documents end within this run, which is cut; what is left of it still is the first of all.
+            first, packs = first + full, packs - full
+            if some:
+                put((first, 1, some, held))
+                rest = room - some * size
+                ready[0] = (rest if best else first, first, 1, held + some, rest)
+                first, packs = first + 1, packs - 1
                 if packs:
                     heappush(ready, (room if best else first, first, packs, held, room))
+            else:
+                ready[0] = (room if best else first, first, packs, held, room)
     return Steps(rows, opened)
+
+
+def _alone(
+    sizes: list[int], amounts: list[int], capacity: int, most: int
+) -> tuple[list[int], list[tuple[int, int, int, int]], int]:
+    """Return the steps of documents over half the capacity, which have a pack each: none has room for the next.
+
+    And the runs they make, which have no room for the size at hand, most room first: (-room, first, packs, held).
+    """
+    firsts = list(accumulate(amounts, initial=0))
+    opened = firsts.pop()
+    rows = [value for first, packs in zip(firsts, amounts, strict=True) for value in (first, packs, 1, 0)]
+    runs = [(size - capacity, first, packs, 1) for size, first, packs in zip(sizes, firsts, amounts, strict=False)]
+    waiting = [run for run in reversed(runs) if -run[0] >= sizes[-1] and most > 1]
+    return rows, waiting, opened

@@ -147,8 +147,8 @@ def _by_numpy(values: object, ids: Sequence[str | int] | None) -> "array[int] | 
         return None
     from pack_core.kernels.packing_numpy import row_of, whole
 
-    row = row_of(values, ids)
-    return None if row is None else whole(row)
+    found = row_of(values, ids)
+    return None if found is None else whole(found[0])
 
 
 def _listed(values: object) -> list[object]:

@@ -15,21 +15,23 @@ _Row: TypeAlias = NDArray[Any]
 _RADIX = 2**16
 #: Since NumPy 2 values are sorted by vector instructions on all common machines; before, sorting places was faster.
 _SORTS_VALUES = int(np.__version__.split(".")[0]) >= 2
-#: Documents laid at a time: what is held beside input and result then stays in a core's cache.
-_AT_A_TIME = 2**17
+#: Documents taken at a time: what is held beside input and result then stays in a core's cache.
+_AT_A_TIME = 2**15
+#: Bits of a place in a stretch, where one sort does not take all documents; sizes have the other 15 of 32.
+_STRETCH = 17
 
 
 def read(lengths: Lengths, ids: Sequence[str | int] | None) -> tuple[_Row, int]:
     """Return the lengths as a row, the very memory they were given in where that can be, and the longest of them."""
-    row = row_of(lengths, ids)
-    if row is not None:
-        return row, int(row.max())
+    found = row_of(lengths, ids)
+    if found is not None:
+        return found
     listed, longest = read_with_longest(lengths, ids)
     return np.array(listed, np.int64), longest
 
 
-def row_of(lengths: object, ids: Sequence[str | int] | None) -> _Row | None:
-    """Return the memory of flat integers that are lengths as a row, or None where there is no such memory."""
+def row_of(lengths: object, ids: Sequence[str | int] | None) -> tuple[_Row, int] | None:
+    """Return the memory of flat integers that are lengths as a row, and the longest; None: there is no such memory."""
     if isinstance(lengths, (list, tuple, range, str, bytes, bytearray, np.ma.MaskedArray)):
         return None  # of a masked array the memory does not say what is missing
     try:
@@ -41,8 +43,9 @@ def row_of(lengths: object, ids: Sequence[str | int] | None) -> _Row | None:
     if row.ndim != 1 or row.dtype.kind not in "iu" or not row.dtype.isnative or not len(row):
         return None
     # A sum of 64 bits could wrap; the slow path adds up without, and says what is wrong with a length or the ids.
-    fits = row.min() >= 1 and int(row.max()) * len(row) <= LARGEST and (ids is None or len(ids) == len(row))
-    return row if fits else None
+    longest = int(row.max())
+    fits = row.min() >= 1 and longest * len(row) <= LARGEST and (ids is None or len(ids) == len(row))
+    return (row, longest) if fits else None
 
 
 def whole(tokens: Sequence[int] | _Row) -> "array[int]":
@@ -123,7 +126,12 @@ def partial(pieces: Pieces, tokens: _Row, order: "array[int]") -> "tuple[array[i
 def group(sizes: _Row) -> tuple[Counts, _Row]:
     """Return the documents counted by size, and ranked by it, longest first, in arrival order on ties."""
     top = int(sizes.max())
-    return _counted(sizes, top), _ranked(sizes, top)
+    wide, places = (top - 1).bit_length(), (len(sizes) - 1).bit_length()
+    if not _SORTS_VALUES or wide + _STRETCH > 32:
+        return _counted(sizes, top), _sorted_places(sizes, top)
+    if wide + places <= 32 > places:
+        return _counted(sizes, top), _sorted_codes(sizes, top, places)
+    return _merged(sizes, top)
 
 
 def count(sizes: Sequence[int] | _Row) -> Counts:
@@ -144,7 +152,7 @@ def _counted(sizes: _Row, top: int) -> Counts:
 
 def lay(ranked: _Row, steps: Steps) -> "tuple[array[int], array[int]]":
     """Return the order and offsets that the steps give."""
-    rows = np.array(steps.rows, np.int64).reshape(-1, 4)
+    rows = np.fromiter(steps.rows, np.int64, len(steps.rows)).reshape(-1, 4)
     first, packs, each, before = rows.T
     edges = np.concatenate((first, first + packs))
     change = np.bincount(edges, np.concatenate((each, -each)), steps.packs + 1)[: steps.packs]
@@ -153,12 +161,14 @@ def lay(ranked: _Row, steps: Steps) -> "tuple[array[int], array[int]]":
     np.cumsum(np.cumsum(change.astype(np.int64)), out=starts[1:])
     order = _empty(len(ranked))
     placed = np.frombuffer(order, np.int64)
-    ends = np.cumsum(packs * each)
+    documents = packs * each
+    ends = np.cumsum(documents)
+    numbers = np.arange(max(_AT_A_TIME, int(documents.max())))
     done = step = 0
     while step < len(rows):
         stop = max(int(np.searchsorted(ends, done + _AT_A_TIME, "right")), step + 1)
         some = slice(step, stop)
-        to = _places(starts, first[some], packs[some], each[some], before[some])
+        to = _places(starts, first[some], packs[some], each[some], before[some], numbers)
         placed[to] = ranked[done : done + len(to)]
         done, step = done + len(to), stop
     return order, offsets
@@ -172,11 +182,11 @@ def offsets_of(owners: Sequence[int], packs: int) -> "tuple[array[int], array[in
     return whole(_stable(row)), offsets
 
 
-def _places(starts: _Row, first: _Row, packs: _Row, each: _Row, before: _Row) -> _Row:
-    """Return where in the order the documents of some steps go, in their ranking."""
+def _places(starts: _Row, first: _Row, packs: _Row, each: _Row, before: _Row, numbers: _Row) -> _Row:
+    """Return where in the order the documents of some steps go, in their ranking; `numbers` count from 0."""
     ends = np.cumsum(packs)
     pack = np.repeat(first - ends + packs, packs)
-    pack += np.arange(len(pack))
+    pack += numbers[: len(pack)]
     base: _Row = starts[pack]
     base += np.repeat(before, packs)
     wide = np.repeat(each, packs)
@@ -185,20 +195,47 @@ def _places(starts: _Row, first: _Row, packs: _Row, each: _Row, before: _Row) ->
     base -= np.cumsum(wide)
     base += wide
     places = np.repeat(base, wide)
-    places += np.arange(len(places))
+    places += numbers[: len(places)]
     return places
 
 
-def _ranked(sizes: _Row, top: int) -> _Row:
-    bits = (len(sizes) - 1).bit_length()
-    if _SORTS_VALUES and (top - 1).bit_length() + bits <= 32 > bits:
-        # Size and place in one number: in half the time of places sorted by size, and the places make it stable.
-        codes = np.uint32(top) - sizes.astype(np.uint32)
-        codes <<= np.uint32(bits)
-        codes |= np.arange(len(sizes), dtype=np.uint32)
-        codes.sort()
-        codes &= np.uint32((1 << bits) - 1)
-        return codes
+def _sorted_codes(sizes: _Row, top: int, bits: int) -> _Row:
+    """Return the ranking by size and place in one number: in half the time of places sorted by size, and stable."""
+    codes = np.empty(len(sizes), np.uint32)
+    numbers = np.arange(min(_AT_A_TIME, len(sizes)), dtype=np.uint32)
+    for start in range(0, len(sizes), _AT_A_TIME):
+        some = codes[start : start + _AT_A_TIME]
+        some[:] = sizes[start : start + _AT_A_TIME]
+        np.subtract(np.uint32(top), some, out=some)
+        some <<= np.uint32(bits)
+        some += numbers[: len(some)]
+        some += np.uint32(start)
+    codes.sort()
+    codes &= np.uint32((1 << bits) - 1)
+    return codes
+
+
+def _merged(sizes: _Row, top: int) -> tuple[Counts, _Row]:
+    """Return counts and ranking of more documents than one sort takes: each stretch is sorted alone.
+
+    In a sorted stretch documents of one size lie together, and go behind those of the stretches before.
+    """
+    size = 1 << _STRETCH
+    stretches = [sizes[start : start + size] for start in range(0, len(sizes), size)]
+    counts = [np.bincount(some.astype(np.int64, copy=False), minlength=top + 1)[::-1] for some in stretches]
+    whole = np.sum(counts, axis=0)
+    after = np.cumsum(whole) - whole
+    ranked, numbers = np.empty(len(sizes), np.int64), np.arange(size)
+    for number, (some, own) in enumerate(zip(stretches, counts, strict=True)):
+        to = np.repeat(after - np.cumsum(own) + own, own)
+        to += numbers[: len(some)]
+        ranked[to] = _sorted_codes(some, top, _STRETCH) + np.int64(number * size)
+        after += own
+    falling = np.flatnonzero(whole)
+    return Counts((top - falling).tolist(), whole[falling].tolist()), ranked
+
+
+def _sorted_places(sizes: _Row, top: int) -> _Row:
     if top < _RADIX:
         order: _Row = np.argsort(np.uint16(top) - sizes.astype(np.uint16), kind="stable")
         return order

@@ -45,11 +45,12 @@ def push_stroke(
     ([(0, 1)], (Part(key=2, start=0, stop=5),))
     """
     come, waited = admit(options, documents), state.waiting
-    keys = [*(unit.key for unit in waited), *come.keys]
-    starts = [*(unit.parts[0].start for unit in waited), *come.starts]
-    sizes = [*(unit.length for unit in waited), *come.sizes]
-    kinds = [*(unit.kind for unit in waited), *come.kinds]
-    tickets = [*(unit.ticket for unit in waited), *range(state.tickets, state.tickets + len(come.keys))]
+    parts = [unit.parts[0] for unit in waited]
+    keys = [*[part.key for part in parts], *come.keys]
+    starts = [*[part.start for part in parts], *come.starts]
+    sizes = [*[unit.length for unit in waited], *come.sizes]
+    kinds = [*[unit.kind for unit in waited], *come.kinds]
+    tickets = [*[unit.ticket for unit in waited], *range(state.tickets, state.tickets + len(come.keys))]
     cut = [("overlong", tokens) for tokens in come.split]
     limits = _limits(options, state)
     stroke = _STROKES.get(type(options.chooser))
@@ -75,9 +76,13 @@ def push_stroke(
         cut=_counted(before.cut, cut),
         padding=before.padding,
     )
-    parts = {at: Part(keys[at], starts[at], starts[at] + sizes[at]) for at in rest}
+    units = []
+    for at in rest:
+        size, start = sizes[at], starts[at]
+        part = Part(keys[at], start, start + size)
+        units.append(Waiting(size, size**2, kinds[at], None, tickets[at], (part,)))
     return StreamState(
-        waiting=tuple([Waiting(sizes[at], sizes[at] ** 2, kinds[at], None, tickets[at], (parts[at],)) for at in rest]),
+        waiting=tuple(units),
         row=row,
         row_cost=sum(part.tokens**2 for part in row),
         memory=None,

@@ -48,6 +48,10 @@ class Format(Protocol):
         """Return the tokens the row takes in a pack."""
         ...
 
+    def lengths(self, rows: Sequence[Row]) -> list[int]:
+        """Return the length of each row."""
+        return list(map(self.length, rows))
+
     def cost(self, row: Row) -> int:
         """Return what attention over the row costs: pairs of tokens, a shared prompt's own counted once."""
         return self.length(row) ** 2

@@ -103,6 +103,11 @@ class Sft(Format):
         """Return the tokens of the document."""
         return len(row[self.tokens])
 
+    def lengths(self, rows: Sequence[Row]) -> list[int]:
+        """Return the tokens of each document."""
+        name = self.tokens
+        return [len(row[name]) for row in rows]
+
     def cut(self, row: Row, start: int, stop: int) -> Row:
         """Return a stretch of the document as a document."""
         length = self.length(row)
@@ -130,7 +135,8 @@ class Sft(Format):
         names = keys_of(rows)
         if self.tokens not in names:
             raise ValueError(f"documents have no {self.tokens!r} but {list(names)}; say Sft(tokens=...)")
-        tokens = [row[self.tokens] for row in rows]
+        name_of_tokens = self.tokens
+        tokens = [row[name_of_tokens] for row in rows]
         lengths = list(map(len, tokens))
         if 0 in lengths:
             raise ValueError(f"document {lengths.index(0)} of the pack has no tokens; drop empty documents")

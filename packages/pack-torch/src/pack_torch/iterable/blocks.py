@@ -139,7 +139,7 @@ class Blocks:
 
     def _lengths(self, rows: Sequence[Row]) -> list[int]:
         try:
-            return list(map(self._format.length, rows))
+            return self._format.lengths(rows)
         except (KeyError, TypeError, AttributeError):
             for number, row in enumerate(rows, self._made):
                 _check_row(self._format, row, number)
@@ -178,7 +178,7 @@ class Blocks:
         rows = [row for row, _, _ in made]
         kinds = None if read.kinds is None else [kind for _, kind, _ in made]
         groups = None if read.groups is None else [group for _, _, group in made]
-        lengths = list(map(format.length, rows))
+        lengths = format.lengths(rows)
         return attrs.evolve(read, rows=rows, lengths=lengths, kinds=kinds, groups=groups, trims=trims)
 
     def next(self) -> Block | None:

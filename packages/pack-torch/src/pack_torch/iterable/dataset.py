@@ -90,7 +90,7 @@ class PackedIterable(IterableDataset[Pack]):
         world: int = 1,
         distributed: bool = False,
         source_shards: Literal["nothing", "workers"] | None = None,
-        block: int = 1_024,
+        block: int = 2_048,
         prefetch: int = 0,
         resume: Literal["exact", "cursor", "discard"] = "exact",
         **options: Any,
