@@ -29,6 +29,15 @@ def weigh(length: int, linear: int) -> int:
     return length * (linear + length)
 
 
+def weigh_all(lengths: Sequence[int], linear: int) -> list[int]:
+    """Return the work of each sample, as `weigh` gives it.
+
+    >>> weigh_all([100, 200], 24_576)
+    [2467600, 4955200]
+    """
+    return [length * (linear + length) for length in lengths]  # a call for each would take three times as long
+
+
 def deals(values: Sequence[int], ranks: int) -> Packs:
     """Return the samples, largest first and as they arrive on ties, `ranks` at a time.
 
@@ -83,10 +92,10 @@ def filled(
     >>> filled([0, 1, 2, 3], [6, 5, 3, 1], capacity=9)  # one rank: 6 3 | 5 1
     [[[0, 2]], [[1, 3]]]
     """
-    longest_first = map(lengths.__getitem__, order)
-    samples = [(index, length, length * (linear + length)) for index, length in zip(order, longest_first, strict=True)]
+    longest_first = [lengths[index] for index in order]
+    samples = list(zip(order, longest_first, weigh_all(longest_first, linear), strict=True))
     _, shortest, lightest = samples[-1]
-    places = _Places(ranks, capacity, most or len(order), linear, lightest)
+    places = _Places(ranks, capacity, most, linear, lightest)
     places.open(count or 1)
     choose = _First(places.largest, shortest).choose if count is None else _Roomiest(places.free).choose
     at = 0
@@ -94,14 +103,15 @@ def filled(
         _, length, weight = samples[at]
         spare = places.most_spare()
         if weight <= spare:
-            position, into = places.loosest_pack()
-        else:
-            position = choose(length)
-            if position == len(places.free):
-                places.open(1)
-            if places.largest[position] < length:
-                return None
-            into = places.lightest_first(position, length)
+            places.slip(samples[at])
+            at += 1
+            continue
+        position = choose(length)
+        if position == len(places.free):
+            places.open(1)
+        if places.largest[position] < length:
+            return None
+        into = places.lightest_first(position, length)
         at += places.put(position, into, samples[at : at + ranks], spare)
     if count is not None and not all(map(all, places.packs)):
         return None
@@ -111,16 +121,16 @@ def filled(
 class _Places:
     """Packs as they fill: `packs[position][rank]`, and what is known of each in lists of the same shape."""
 
-    def __init__(self, ranks: int, capacity: int, most: int, linear: int, lightest: int) -> None:
+    def __init__(self, ranks: int, capacity: int, most: int | None, linear: int, lightest: int) -> None:
         """Start with none open; no sample weighs less than `lightest`."""
         self.ranks, self.capacity, self.most, self.linear, self.lightest = ranks, capacity, most, linear, lightest
         self.packs: list[Packs] = []
-        #: Of each pack: tokens left, the work of one sample of so many, its work, and how much heavier it may become.
+        #: Of each pack: tokens left, its work, and how much heavier it may become.
         self.room: list[list[int]] = []
-        self.fits: list[list[int]] = []
         self.held: list[list[int]] = []
         self.spare: list[list[int]] = []
-        #: Of each position: most room of a pack, all room, and most spare of a pack.
+        #: Of each position: work of the heaviest pack, most room of a pack, all room, and most spare of a pack.
+        self.top: list[int] = []
         self.largest: list[int] = []
         self.free: list[int] = []
         self.loosest: list[int] = []
@@ -133,9 +143,9 @@ class _Places:
         for _ in range(count):
             self.packs.append([[] for _ in range(ranks)])
             self.room.append([capacity] * ranks)
-            self.fits.append([capacity * (self.linear + capacity)] * ranks)
             self.held.append([0] * ranks)
             self.spare.append([0] * ranks)
+        self.top += [0] * count
         self.largest += [capacity] * count
         self.free += [capacity * ranks] * count
         self.loosest += [0] * count
@@ -147,10 +157,19 @@ class _Places:
             heappop(below)
         return -below[0][0] if below else 0
 
-    def loosest_pack(self) -> tuple[int, list[int]]:
-        """Return the position of that pack, and its rank."""
+    def slip(self, sample: tuple[int, int, int]) -> None:
+        """Put a sample into that pack."""
+        index, length, weight = sample
         position = self._below[0][1]
-        return position, [self.spare[position].index(self.loosest[position])]
+        packs, room, held = self.packs[position], self.room[position], self.held[position]
+        spare = self.spare[position]
+        rank = spare.index(self.loosest[position])
+        packs[rank].append(index)
+        left = 0 if len(packs[rank]) == self.most else room[rank] - length
+        room[rank] = left
+        held[rank] += weight
+        spare[rank] = min(self.top[position] - held[rank], left * (self.linear + left))
+        self._know(position)
 
     def lightest_first(self, position: int, length: int) -> list[int]:
         """Return the ranks of a position, lightest first, if that one has room; else the one with most room."""
@@ -160,31 +179,36 @@ class _Places:
 
     def put(self, position: int, ranks: list[int], samples: Sequence[tuple[int, int, int]], spare: int) -> int:
         """Put samples into packs, one each, and return how many: the first, and those after it that fit and cost."""
-        packs, room, fits, held = self.packs[position], self.room[position], self.fits[position], self.held[position]
-        linear, most = self.linear, self.most
-        put = taken = 0
+        packs, room, held = self.packs[position], self.room[position], self.held[position]
+        linear, put = self.linear, 0
         for rank, (index, length, weight) in zip(ranks, samples, strict=False):
             left = room[rank] - length
             if put and (weight <= spare or left < 0):
                 break
             packs[rank].append(index)
-            if len(packs[rank]) == most:
-                left = 0
-            taken += room[rank] - left
             room[rank] = left
-            fits[rank] = left * (linear + left)
             held[rank] += weight
             put += 1
-        self.free[position] -= taken
-        self.largest[position] = max(room)
-        top = max(held)
-        own = self.spare[position] = [
-            below if (below := top - work) < fit else fit for work, fit in zip(held, fits, strict=True)
+        if self.most is not None:
+            for rank in ranks[:put]:
+                if len(packs[rank]) == self.most:
+                    room[rank] = 0
+        top = self.top[position] = max(held)
+        # No heavier than the heaviest, nor than with one sample as long as the room.
+        self.spare[position] = [
+            below if (below := top - work) < (fit := left * (linear + left)) else fit
+            for work, left in zip(held, room, strict=True)
         ]
-        loosest = self.loosest[position] = max(own)
+        self._know(position)
+        return put
+
+    def _know(self, position: int) -> None:
+        """Know again what its packs have left."""
+        room = self.room[position]
+        self.free[position], self.largest[position] = sum(room), max(room)
+        loosest = self.loosest[position] = max(self.spare[position])
         if loosest >= self.lightest:
             heappush(self._below, (-loosest, position))
-        return put
 
 
 class _First:
@@ -200,8 +224,9 @@ class _First:
     def choose(self, length: int) -> int:
         """Return it, or the number of positions where none has room."""
         ready, waiting, largest = self.ready, self.waiting, self.largest
-        ready += range(self.seen, len(largest))  # larger than all before: still a heap
-        self.seen = len(largest)
+        if self.seen < len(largest):
+            ready += range(self.seen, len(largest))  # larger than all before: still a heap
+            self.seen = len(largest)
         while waiting and waiting[0][0] <= -length:
             heappush(ready, heappop(waiting)[1])
         while ready and largest[ready[0]] < length:

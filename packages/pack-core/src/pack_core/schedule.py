@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from pack_core.balancing import check_shares, evened
+from pack_core.decreasing import decreasing
 from pack_core.errors import CountError, PackError
-from pack_core.filling import LINEAR, Packs, filled, weigh
-from pack_core.lengths import Lengths, as_integer, as_lengths, check_fit
+from pack_core.filling import LINEAR, Packs, filled, weigh, weigh_all
+from pack_core.kernels.packing import packing_kernel
+from pack_core.lengths import LARGEST, Lengths, as_integer, check_fit, read_with_longest
 from pack_core.packing import equalize as equalize_packs
 from pack_core.packing import pack
-from pack_core.types import Schedule
+from pack_core.types import Packing, Schedule
 
 
 def schedule(
@@ -58,20 +60,32 @@ def schedule(
     >>> schedule([15, 15, 2, 2], ranks=2, capacity=16, order=[0, 1, 2, 3])
     Schedule(packs=(((0,), (2,)), ((1,), (3,))))
     """
-    tokens, ranks, capacity = as_lengths(lengths, ids=ids), as_integer(ranks, "ranks"), as_integer(capacity, "capacity")
+    (tokens, longest), ranks = read_with_longest(lengths, ids), as_integer(ranks, "ranks")
+    capacity = as_integer(capacity, "capacity")
     if order is not None:
         return _in_order(tokens, ranks, capacity, order, equalize, max_documents, ids)
-    check_fit(tokens, capacity, ids)
+    if longest > capacity:
+        check_fit(tokens, capacity, ids)
     check_shares(len(tokens), ranks)
     most = None if max_documents is None else as_integer(max_documents, "max_documents")
     linear = as_integer(linear, "linear", least=0)
-    held = tokens.tolist()
-    works = [weigh(length, linear) for length in held]
-    packs = _positions(held, ranks, capacity, most, linear)
+    works = weigh_all(tokens, linear)
+    packs = _positions(tokens, ranks, capacity, most, linear)
     # What all positions together may leave uneven: 0.4 % of a rank's work.
     fine = max(sum(works) // (250 * ranks * len(packs)), 1)
-    even = [evened(position, held, works, capacity=capacity, most=most, fine=fine) for position in packs]
-    return _shared(even, held, works, fine)
+    weighed = []
+    for position in packs:
+        sums = _sums(position, works)
+        if max(sums) - min(sums) >= fine:
+            position = evened(position, tokens, works, capacity=capacity, most=most, fine=fine)
+            sums = _sums(position, works)
+        weighed.append(sorted(zip(sums, _sums(position, tokens), position, strict=True), reverse=True))
+    return _shared(weighed, fine)
+
+
+def _sums(packs: Packs, values: Sequence[int]) -> list[int]:
+    value = values.__getitem__
+    return [sum(map(value, samples)) for samples in packs]
 
 
 def _positions(lengths: list[int], ranks: int, capacity: int, most: int | None, linear: int) -> list[Packs]:
@@ -107,26 +121,28 @@ def _fewer(
 
     Filling positions evenly may miss by a token what filling one pack after the other fits.
     """
-    packing = pack(lengths, capacity, strategy="first_fit_decreasing", max_documents=most)
-    few = -(-len(packing) // ranks)
+    kernel = packing_kernel(None, len(lengths))
+    counts, ranked = kernel.group(kernel.read(lengths, None)[0])
+    steps = decreasing(counts, capacity, most or LARGEST, best=False)
+    few = -(-steps.packs // ranks)
     if few >= count or ranks * few > len(lengths):
         return None
+    packing = Packing(*kernel.lay(ranked, steps))
     every = [[*samples] for samples in equalize_packs(packing, lengths, count=ranks * few, max_documents=most)]
     every.sort(key=lambda samples: -sum(weigh(lengths[index], linear) for index in samples))
     return [every[start : start + ranks] for start in range(0, len(every), ranks)]
 
 
-def _shared(positions: Sequence[Packs], lengths: Sequence[int], works: Sequence[int], fine: int) -> Schedule:
+def _shared(weighed: list[list[tuple[int, int, list[int]]]], fine: int) -> Schedule:
     """Give the packs of each position to the ranks: what is most to the rank that has least so far.
 
     The positions uneven in work come first, most uneven ahead. In the others, where it differs by less than `fine`,
     tokens decide.
+
+    Args:
+        weighed: of each pack its work, its tokens and its samples, `[positions][ranks]`, most work first.
+        fine: see there.
     """
-    work, tokens = works.__getitem__, lengths.__getitem__
-    weighed = [
-        sorted([(sum(map(work, pack)), sum(map(tokens, pack)), pack) for pack in packs], reverse=True)
-        for packs in positions
-    ]
     weighed.sort(key=lambda packs: -packs[0][0])
     uneven: list[tuple[int, int]] = []
     even: list[tuple[int, int]] = []
@@ -137,7 +153,7 @@ def _shared(positions: Sequence[Packs], lengths: Sequence[int], works: Sequence[
             even.append((max(sums) - min(sums), p))
         else:
             uneven.append((differ, p))
-    ranks = range(len(positions[0]))
+    ranks = range(len(weighed[0]))
     so_far = [[0] * len(ranks), [0] * len(ranks)]
     rows: list[list[tuple[int, ...]]] = [[()] * len(weighed) for _ in ranks]
     for by, found in enumerate((uneven, even)):
