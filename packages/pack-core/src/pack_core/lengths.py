@@ -175,12 +175,17 @@ def _whole_numbers(listed: list[object], ids: Sequence[str | int] | None) -> lis
 
 
 def _whole(value: object) -> int | None:
+    if type(value) is int:
+        return value
     # A 0-d array says what it holds by `tolist` only: torch lets a boolean tensor pass for an index.
     tolist = getattr(value, "tolist", None)
     held = tolist() if callable(tolist) else value
-    if isinstance(held, bool) or not isinstance(held, SupportsIndex):
+    if isinstance(held, bool):
         return None
-    return operator.index(held)
+    try:
+        return operator.index(held)  # type: ignore[arg-type]  # whether it can be asked is the question
+    except TypeError:
+        return None
 
 
 def _checked_longest(whole: Sequence[int], ids: Sequence[str | int] | None) -> int:

@@ -144,6 +144,6 @@ def _non_finite(value: object, where: str = "") -> Iterator[tuple[str, float]]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _non_finite(inner, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and not {*map(type, value)} <= {int, str}:  # as most are, and long
         for place, inner in enumerate(value):
             yield from _non_finite(inner, f"{where}[{place}]")
