@@ -54,14 +54,17 @@ def draw_advice(advice: Advice, path: Path) -> None:
     left.plot(capacities, [trial.kept for trial in advice.trials], "s-", color="#ccbb44", label="kept")
     left.plot(capacities, [trial.gain for trial in advice.trials], "^-", color="#228833", label="full x kept")
     left.axvline(advice.knee.capacity, color="#cc3311", linestyle="--", label=f"knee {advice.knee.capacity:,}")
-    left.set(xscale="log", xlabel="capacity, tokens", ylabel="share")
+    left.set(xlabel="capacity, tokens", ylabel="share")
     left.legend()
     right.plot(capacities, [trial.rows for trial in advice.trials], "o-", color="#4477aa", label="rows")
     right.plot(
         capacities, [trial.shapes for trial in advice.trials], "s-", color="#ccbb44", label="different row lengths"
     )
-    right.set(xscale="log", yscale="log", xlabel="capacity, tokens")
+    right.set(yscale="log", xlabel="capacity, tokens")
     right.legend()
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     _save(figure, path)
 
 
