@@ -62,12 +62,12 @@ WEIGHED = ("1M lognormal, 4096", "10M lognormal, 4096")
 
 
 def peers() -> dict[str, Callable[[Any, int], object]]:
-    """The packers of other projects that are installed, in their fastest modes."""
+    """The packers of other projects that are installed: first-fit decreasing, and best-fit in their fastest modes."""
     found: dict[str, Callable[[Any, int], object]] = {}
     if find_spec("lightbinpack"):
         import lightbinpack
 
-        for mode in ("obfd", "obfdp"):
+        for mode in ("ffd", "obfd", "obfdp"):
             found[f"lightbinpack {mode}"] = getattr(lightbinpack, mode)
     if find_spec("seqpacker"):
         import seqpacker

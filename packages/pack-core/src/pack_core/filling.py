@@ -97,7 +97,7 @@ def filled(
     _, shortest, lightest = samples[-1]
     places = _Places(ranks, capacity, most, linear, lightest)
     places.open(count or 1)
-    choose = _First(places.largest, shortest).choose if count is None else _Roomiest(places.free).choose
+    choose = _First(places.largest, shortest).choose if count is None else _Roomiest(places.room).choose
     at = 0
     while at < len(samples):
         _, length, weight = samples[at]
@@ -107,7 +107,7 @@ def filled(
             at += 1
             continue
         position = choose(length)
-        if position == len(places.free):
+        if position == len(places.packs):
             places.open(1)
         if places.largest[position] < length:
             return None
@@ -129,10 +129,9 @@ class _Places:
         self.room: list[list[int]] = []
         self.held: list[list[int]] = []
         self.spare: list[list[int]] = []
-        #: Of each position: work of the heaviest pack, most room of a pack, all room, and most spare of a pack.
+        #: Of each position: work of the heaviest pack, most room of a pack, and most spare of a pack.
         self.top: list[int] = []
         self.largest: list[int] = []
-        self.free: list[int] = []
         self.loosest: list[int] = []
         #: Positions by `loosest`, most on top, and entries that hold no more.
         self._below: list[tuple[int, int]] = []
@@ -147,7 +146,6 @@ class _Places:
             self.spare.append([0] * ranks)
         self.top += [0] * count
         self.largest += [capacity] * count
-        self.free += [capacity * ranks] * count
         self.loosest += [0] * count
 
     def most_spare(self) -> int:
@@ -204,8 +202,7 @@ class _Places:
 
     def _know(self, position: int) -> None:
         """Know again what its packs have left."""
-        room = self.room[position]
-        self.free[position], self.largest[position] = sum(room), max(room)
+        self.largest[position] = max(self.room[position])
         loosest = self.loosest[position] = max(self.spare[position])
         if loosest >= self.lightest:
             heappush(self._below, (-loosest, position))
@@ -239,15 +236,16 @@ class _First:
 class _Roomiest:
     """The position with most room in all, the first on ties."""
 
-    def __init__(self, free: list[int]) -> None:
-        """Watch all room of each position."""
-        self.free = free
-        self.heap = [(-room, position) for position, room in enumerate(free)]  # of what each once had, never less
+    def __init__(self, room: list[list[int]]) -> None:
+        """Watch the room of each pack of each position."""
+        self.room = room
+        self.heap = [(-sum(own), position) for position, own in enumerate(room)]  # what each once had, never less
 
     def choose(self, length: int) -> int:
         """Return it, whatever the length."""
         while True:
             room, position = self.heap[0]
-            if room == -self.free[position]:
+            free = sum(self.room[position])
+            if room == -free:
                 return position
-            heapreplace(self.heap, (-self.free[position], position))
+            heapreplace(self.heap, (-free, position))
