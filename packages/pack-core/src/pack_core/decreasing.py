@@ -75,9 +75,9 @@ def decreasing(counts: Counts, capacity: int, most: int, *, best: bool) -> Steps
 def _alone(
     sizes: list[int], amounts: list[int], capacity: int, most: int
 ) -> tuple[list[int], list[tuple[int, int, int, int]], int]:
-    """Return the steps of documents over half the capacity, which have a pack each: none has room for the next.
+    """Return the steps of the documents over half the capacity, the runs they make, and how many packs these are.
 
-    And the runs they make, which have no room for the size at hand, most room first: (-room, first, packs, held).
+    Each has a pack alone. No run has room for the next size; most room comes first: (-room, first, packs, held).
     """
     firsts = list(accumulate(amounts, initial=0))
     opened = firsts.pop()

@@ -156,7 +156,7 @@ class _Places:
         return -below[0][0] if below else 0
 
     def slip(self, sample: tuple[int, int, int]) -> None:
-        """Put a sample into that pack."""
+        """Put a sample into the pack that can take most work at no cost, of which `most_spare` was asked."""
         index, length, weight = sample
         position = self._below[0][1]
         packs, room, held = self.packs[position], self.room[position], self.held[position]
@@ -167,7 +167,7 @@ class _Places:
         room[rank] = left
         held[rank] += weight
         spare[rank] = min(self.top[position] - held[rank], left * (self.linear + left))
-        self._know(position)
+        self._note(position)
 
     def lightest_first(self, position: int, length: int) -> list[int]:
         """Return the ranks of a position, lightest first, if that one has room; else the one with most room."""
@@ -197,11 +197,11 @@ class _Places:
             below if (below := top - work) < (fit := left * (linear + left)) else fit
             for work, left in zip(held, room, strict=True)
         ]
-        self._know(position)
+        self._note(position)
         return put
 
-    def _know(self, position: int) -> None:
-        """Know again what its packs have left."""
+    def _note(self, position: int) -> None:
+        """Note anew what its packs have left."""
         self.largest[position] = max(self.room[position])
         loosest = self.loosest[position] = max(self.spare[position])
         if loosest >= self.lightest:

@@ -127,11 +127,11 @@ def group(sizes: _Row) -> tuple[Counts, _Row]:
     """Return the documents counted by size, and ranked by it, longest first, in arrival order on ties."""
     top = int(sizes.max())
     wide, places = (top - 1).bit_length(), (len(sizes) - 1).bit_length()
-    if not _SORTS_VALUES or wide + _STRETCH > 32:
-        return _counted(sizes, top), _sorted_places(sizes, top)
-    if wide + places <= 32 > places:
+    if _SORTS_VALUES and wide + places <= 32 > places:
         return _counted(sizes, top), _sorted_codes(sizes, top, places)
-    return _merged(sizes, top)
+    if _SORTS_VALUES and wide + _STRETCH <= 32:
+        return _merged(sizes, top)
+    return _counted(sizes, top), _sorted_places(sizes, top)
 
 
 def count(sizes: Sequence[int] | _Row) -> Counts:

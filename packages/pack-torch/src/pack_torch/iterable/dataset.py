@@ -50,6 +50,7 @@ class PackedIterable(IterableDataset[Pack]):
             worker sees all its rows. None: a Hugging Face dataset does, others do not, and an `IterableDataset` must
             say.
         block: documents read in one go, beside the `window` that wait; more are faster, and a resume reads them again.
+            Their rows are held until they are packed: take fewer where rows are large, as with images.
         prefetch: blocks that a thread makes ahead. The packs are the same, and so is every state.
         resume: `"exact"`: go on with the next pack, and read a source without index or state from the start again,
             with a warning. `"cursor"`: refuse such a source. `"discard"`: go on behind the block; all that waited is
