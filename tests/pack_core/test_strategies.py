@@ -243,6 +243,13 @@ def test_documents_are_ranked_alike_by_values_and_by_places(
         assert list(zip(counts.sizes, counts.counts, strict=True)) == sorted(Counter(lengths).items(), reverse=True)
 
 
+@pytest.mark.parametrize("lengths", [[2**32], [2**32 - 1], [2**31, 1], [2**32, 2**32 - 1]])
+def test_lengths_of_as_many_bits_as_a_code_are_ranked_too(lengths: list[int]) -> None:
+    for kernels in ("numpy", "python"):
+        packing = pack(lengths, capacity=2**34, strategy="best_fit_decreasing", kernels=kernels)
+        assert list(packing) == [list(range(len(lengths)))]
+
+
 def test_narrow_lengths_do_not_wrap() -> None:
     numpy = pytest.importorskip("numpy")
     lengths = numpy.array([255, 250, 6, 1], dtype=numpy.uint8)

@@ -206,7 +206,7 @@ def _sorted_codes(sizes: _Row, top: int, bits: int) -> _Row:
     for start in range(0, len(sizes), _AT_A_TIME):
         some = codes[start : start + _AT_A_TIME]
         some[:] = sizes[start : start + _AT_A_TIME]
-        np.subtract(np.uint32(top), some, out=some)
+        np.subtract(np.uint32(top % 2**32), some, out=some)  # their difference is less, whatever wraps
         some <<= np.uint32(bits)
         some += numbers[: len(some)]
         some += np.uint32(start)
