@@ -152,7 +152,7 @@ def consumed(rows: Iterable[Any]) -> int:
 
 def measure(quick: bool) -> list[Row]:
     """Measure throughput and fill, the price of a state, and collation."""
-    count, runs = (4_000, 3) if quick else (20_000, 5)
+    count, runs = (10_000, 3) if quick else (20_000, 5)
     arrays = documents(count)
     lists = [{"input_ids": row["input_ids"].tolist()} for row in arrays]
     found = []
