@@ -129,8 +129,7 @@ class _Places:
         self.room: list[list[int]] = []
         self.held: list[list[int]] = []
         self.spare: list[list[int]] = []
-        #: Of each position: work of the heaviest pack, most room of a pack, and most spare of a pack.
-        self.top: list[int] = []
+        #: Of each position: most room of a pack, and most spare of a pack.
         self.largest: list[int] = []
         self.loosest: list[int] = []
         #: Positions by `loosest`, most on top, and entries that hold no more.
@@ -144,7 +143,6 @@ class _Places:
             self.room.append([capacity] * ranks)
             self.held.append([0] * ranks)
             self.spare.append([0] * ranks)
-        self.top += [0] * count
         self.largest += [capacity] * count
         self.loosest += [0] * count
 
@@ -166,7 +164,7 @@ class _Places:
         left = 0 if len(packs[rank]) == self.most else room[rank] - length
         room[rank] = left
         held[rank] += weight
-        spare[rank] = min(self.top[position] - held[rank], left * (self.linear + left))
+        spare[rank] = min(max(held) - held[rank], left * (self.linear + left))
         self._note(position)
 
     def lightest_first(self, position: int, length: int) -> list[int]:
@@ -191,7 +189,7 @@ class _Places:
             for rank in ranks[:put]:
                 if len(packs[rank]) == self.most:
                     room[rank] = 0
-        top = self.top[position] = max(held)
+        top = max(held)
         # No heavier than the heaviest, nor than with one sample as long as the room.
         self.spare[position] = [
             below if (below := top - work) < (fit := left * (linear + left)) else fit

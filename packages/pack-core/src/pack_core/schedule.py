@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from pack_core.balancing import check_shares, evened
-from pack_core.decreasing import decreasing
 from pack_core.errors import CountError, PackError
 from pack_core.filling import LINEAR, Packs, filled, weigh, weigh_all
-from pack_core.kernels.packing import packing_kernel
-from pack_core.lengths import LARGEST, Lengths, as_integer, check_fit, read_with_longest
+from pack_core.lengths import Lengths, as_integer, check_fit, read_with_longest
 from pack_core.packing import equalize as equalize_packs
 from pack_core.packing import pack
-from pack_core.types import Packing, Schedule
+from pack_core.types import Schedule
 
 
 def schedule(
@@ -121,13 +119,10 @@ def _fewer(
 
     Filling positions evenly may miss by a token what filling one pack after the other fits.
     """
-    kernel = packing_kernel(None, len(lengths))
-    counts, ranked = kernel.group(kernel.read(lengths, None)[0])
-    steps = decreasing(counts, capacity, most or LARGEST, best=False)
-    few = -(-steps.packs // ranks)
+    packing = pack(lengths, capacity, strategy="first_fit_decreasing", max_documents=most)
+    few = -(-len(packing) // ranks)
     if few >= count or ranks * few > len(lengths):
         return None
-    packing = Packing(*kernel.lay(ranked, steps))
     every = [[*samples] for samples in equalize_packs(packing, lengths, count=ranks * few, max_documents=most)]
     every.sort(key=lambda samples: -sum(weigh(lengths[index], linear) for index in samples))
     return [every[start : start + ranks] for start in range(0, len(every), ranks)]

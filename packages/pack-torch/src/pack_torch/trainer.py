@@ -84,7 +84,7 @@ class TrainerCollator:
         ready = [one for one in rows if isinstance(one, Pack)]
         if len(ready) == len(rows):
             return ready
-        tokens = [sum(map(self.format.length, one)) for one in rows if not isinstance(one, Pack)]
+        tokens = [sum(self.format.lengths(one)) for one in rows if not isinstance(one, Pack)]
         length = max(tokens) if self.capacity is None else self.capacity
         return [one if isinstance(one, Pack) else build_pack(one, format=self.format, capacity=length) for one in rows]
 

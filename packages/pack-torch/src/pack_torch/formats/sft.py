@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -105,8 +106,7 @@ class Sft(Format):
 
     def lengths(self, rows: Sequence[Row]) -> list[int]:
         """Return the tokens of each document."""
-        name = self.tokens
-        return [len(row[name]) for row in rows]
+        return list(map(len, map(itemgetter(self.tokens), rows)))
 
     def cut(self, row: Row, start: int, stop: int) -> Row:
         """Return a stretch of the document as a document."""
@@ -135,8 +135,7 @@ class Sft(Format):
         names = keys_of(rows)
         if self.tokens not in names:
             raise ValueError(f"documents have no {self.tokens!r} but {list(names)}; say Sft(tokens=...)")
-        name_of_tokens = self.tokens
-        tokens = [row[name_of_tokens] for row in rows]
+        tokens = list(map(itemgetter(self.tokens), rows))
         lengths = list(map(len, tokens))
         if 0 in lengths:
             raise ValueError(f"document {lengths.index(0)} of the pack has no tokens; drop empty documents")
