@@ -104,16 +104,14 @@ class Encoded:
     @cached_property
     def position_ids(self) -> Array:
         """`[T]` int64 position of each token in its document; branches count on from their prompt's length."""
-        if self.parents is None or not self.shares_prompts:
-            lens = self._lens
-            numbers = counting(max(lens))
-            return np.concatenate([numbers[:length] for length in lens])
-        starts = np.zeros(len(self.segment_lens), np.int64)
+        lens = np.fromiter(self.segment_lens, np.int64, len(self.segment_lens))
+        starts = np.zeros_like(lens)
         for segment, parent in enumerate(self.parents or ()):
             if parent >= 0:
-                starts[segment] = starts[parent] + self.segment_lens[parent]
-        first = np.cumsum(self.segment_lens) - self.segment_lens
-        return counting(self.tokens) + np.repeat(starts - first, self.segment_lens)
+                starts[segment] = starts[parent] + lens[parent]
+        positions: Array = (starts + lens - lens.cumsum()).repeat(lens)
+        positions += counting(len(positions))
+        return positions
 
     @cached_property
     def reach(self) -> Array:

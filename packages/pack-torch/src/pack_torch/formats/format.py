@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -71,6 +71,10 @@ class Format(Protocol):
     def encode(self, rows: Sequence[Row]) -> Encoded:
         """Return the rows of one pack laid end to end."""
         ...
+
+    def encode_packs(self, packs: Sequence[Sequence[Row]]) -> Iterator[Encoded]:
+        """Return what `encode` makes of each pack, in order, for formats that make several sooner at once."""
+        return map(self.encode, packs)
 
     def decode(self, encoded: Encoded) -> list[Row]:
         """Return the rows that `encode` was given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
@@ -31,6 +31,7 @@ from pack_torch.formats.columns import (
 )
 from pack_torch.formats.encoded import Encoded, Scored
 from pack_torch.formats.format import Format
+from pack_torch.formats.together import encode_together
 
 LabelMode = Literal["aligned", "tokens"]
 
@@ -163,6 +164,11 @@ class Sft(Format):
         if self.labels not in columns:
             columns[self.labels] = self._made_labels(columns, values, ends, lengths)
         return Encoded(columns, lengths, None, None, values, names, origins, heads)
+
+    def encode_packs(self, packs: Sequence[Sequence[Row]]) -> Iterator[Encoded]:
+        """Return the documents of each pack end to end, several packs laid out at once."""
+        own = type(self).encode is not Sft.encode  # and who knows whether it minds what else lies in a pack
+        return super().encode_packs(packs) if own else encode_together(self, packs)
 
     def _carried(self, name: str, parts: list[Any]) -> list[Any]:
         if self.extra == "raise" and name not in (*self.document_fields, self.prompt_length):

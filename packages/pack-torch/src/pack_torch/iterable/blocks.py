@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +14,7 @@ from pack_core.stream import Counts, Documents, StreamOptions, StreamPack, Strea
 
 from pack_torch.formats.columns import Row
 from pack_torch.formats.cutting import split_row, truncate_row
+from pack_torch.formats.encoded import Encoded
 from pack_torch.formats.format import Format
 from pack_torch.iterable.mark import Mark
 from pack_torch.iterable.order import Repeated
@@ -29,6 +30,28 @@ class Block:
     packs: Sequence[StreamPack]
     rows: Sequence[list[Row]]
     info: Mapping[str, int]
+
+    def encoded(self, format: Format, first: int) -> Iterator[Encoded]:
+        """Return the packs from one on as the format lays them out.
+
+        Raises:
+            PackError: the format gives fewer packs than there are.
+            Exception: what the format raises, with a note that says for which documents.
+        """
+        place = first
+        try:
+            for encoded in format.encode_packs(self.rows[first:]):
+                yield encoded
+                place += 1
+        except Exception as error:
+            keys = ", ".join(map(str, self.packs[place].keys))
+            error.add_note(f"in the pack of documents {keys}, counted from 0 as this reader reads them")
+            raise
+        if place != len(self.packs):
+            raise PackError(
+                f"{type(format).__name__}.encode_packs gave {place - first:,} packs where there are "
+                f"{len(self.packs) - first:,}; it must give one for each"
+            )
 
 
 @attrs.frozen(eq=False)

@@ -12,6 +12,7 @@ from pack_core.lengths import as_integer
 from pack_core.stream import Counts, StreamOptions, Tally
 from torch.utils.data import IterableDataset
 
+from pack_torch.formats.encoded import Encoded
 from pack_torch.formats.format import Format
 from pack_torch.iterable.ahead import Ahead
 from pack_torch.iterable.blocks import Block, Blocks
@@ -63,6 +64,8 @@ class PackedIterable(IterableDataset[Pack]):
 
     To go on exactly, the rows of all that waits are read again, from the block with the oldest of them on. A strategy
     that lets some documents wait for very long should be given a `max_wait`.
+
+    Packs of `Sft` lie in arrays that up to 16 neighbours share, of 2^15 tokens at most; clone what you keep for long.
 
     Raises:
         PackError: an option is not among what is allowed.
@@ -240,6 +243,7 @@ class _Iteration(Iterator[Pack]):
         self._format, self._capacity, self._begun = format, capacity, begun
         self._block: Block | None = None
         self._given = 0
+        self._encoded: Iterator[Encoded] = iter(())
         #: Once it was looked for: the next block that has packs, and the last one before it.
         self._looked: tuple[Block, Block | None] | None = None
         self._error: BaseException | None = None
@@ -265,12 +269,12 @@ class _Iteration(Iterator[Pack]):
                     "source is not what it was, so it cannot be gone on with exactly"
                 )
             self._block, self._given, self._skip = made, self._skip, 0
+            self._encoded = made.encoded(self._format, self._given)
         given = self._given
         try:
-            encoded = self._format.encode(self._block.rows[given])
-        except Exception as error:
-            keys = ", ".join(map(str, self._block.packs[given].keys))
-            error.add_note(f"in the pack of documents {keys}, counted from 0 as this reader reads them")
+            encoded = next(self._encoded)
+        except Exception:
+            self._encoded = self._block.encoded(self._format, given)  # whoever asks again is told again
             raise
         info = {} if given else self._block.info
         if self._sized and given == len(self._block.packs) - 1 and (rest := self._look_on(self._block)):
