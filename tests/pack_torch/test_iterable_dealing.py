@@ -5,6 +5,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,11 @@ def test_how_full_packs_are_does_not_depend_on_how_they_are_laid() -> None:
         (Multimodal(no_payloads), {"overlong": "split", "max_cost": 81}, "overlong='split' with max_cost cuts rows at"),
         (Sft, {}, "format is .*Sft.*; give an object such as Sft"),
         (None, {}, "format is None; give an object"),
+        (
+            SimpleNamespace(encode=list, length=len),
+            {},
+            "SimpleNamespace has no tokens, .* inherit from pack_torch.Format",
+        ),
     ],
 )
 def test_formats_whose_rows_would_be_cut_wrongly_are_refused_before_anything_is_read(

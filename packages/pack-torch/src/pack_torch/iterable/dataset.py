@@ -268,6 +268,7 @@ class _Iteration(Iterator[Pack]):
                     f"the state was saved after {self._skip:,} packs of a block that has {len(made.packs):,} now; the "
                     "source is not what it was, so it cannot be gone on with exactly"
                 )
+            self._json = None  # it would keep the mark of the block before, and so all that waited then
             self._block, self._given, self._skip = made, self._skip, 0
             self._encoded = made.encoded(self._format, self._given)
         given = self._given

@@ -20,11 +20,16 @@ def check_format(format: Any, options: StreamOptions) -> None:
     """Raise unless it is a format, and one whose rows may be cut wherever these options may cut them."""
     if isinstance(format, type) or not callable(getattr(format, "encode", None)):
         raise PackError(f"format is {format!r}; give an object such as Sft(), which says what a row is")
+    if missing := [name for name in vars(Format) if not name.startswith("_") and not hasattr(format, name)]:
+        raise PackError(
+            f"{type(format).__name__} has no {', '.join(missing)}; let it inherit from pack_torch.Format, which brings "
+            "what a format need not write itself"
+        )
     cuts = f"overlong={options.overlong!r}" if options.overlong in CUTTING else ""
     anywhere = f"strategy {options.strategy!r}" if options.cuts else ""
     if cuts and options.max_cost is not None:
         anywhere = anywhere or f"{cuts} with max_cost"
-    whole = getattr(format, "whole", None)
+    whole = format.whole
     if whole is not None and (cuts or anywhere):
         raise PackError(
             f"{anywhere or cuts} cuts rows, and {type(format).__name__} rows cannot be cut: {whole}; choose "
