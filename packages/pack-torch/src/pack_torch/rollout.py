@@ -33,6 +33,10 @@ def _as_floats(values: Any) -> Tensor | None:
     return floats if floats.is_floating_point() else floats.to(torch.float64)
 
 
+def _length(rollout: Any) -> int:
+    return int(rollout.tokens.numel())
+
+
 def _as_versions(values: Iterable[str]) -> tuple[str, ...]:
     if isinstance(values, str):
         raise ValueError(f"weight_versions is the text {values!r}; give a list of versions")
@@ -99,6 +103,8 @@ class Rollout:
     ref_log_probs: Tensor | None = attrs.field(default=None, converter=_as_floats, repr=False)
     reward: float | None = None
     weight_versions: tuple[str, ...] = attrs.field(default=(), converter=_as_versions)
+    #: Tokens of prompt and response together.
+    length: int = attrs.field(init=False, default=attrs.Factory(_length, takes_self=True), repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Check every field against the sample's own lengths."""
@@ -112,11 +118,6 @@ class Rollout:
                 )
         if self.routes is not None:
             _check_routes(self, self.routes)
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and response together."""
-        return int(self.tokens.numel())
 
     @property
     def prompt_length(self) -> int:
