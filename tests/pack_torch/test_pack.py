@@ -63,6 +63,15 @@ def test_prompts_and_turns_are_masked_by_flag_and_by_mask(extra: dict, options: 
     assert pack.documents() == rows
 
 
+@pytest.mark.parametrize("prompt", [-1, 4])
+def test_a_prompt_longer_than_its_document_is_refused_and_masks_no_neighbour(prompt: int) -> None:
+    rows = [{"input_ids": [1, 2, 3], "prompt_length": prompt}, {"input_ids": [4, 5], "prompt_length": 0}]
+    with pytest.raises(
+        ValueError, match=f"document 0 of the pack has 3 tokens and {prompt} of them as 'prompt_length'"
+    ):
+        build_pack(rows, format=Sft(label_mode="tokens"))
+
+
 def test_labels_that_stand_at_their_own_token_are_shifted_and_come_out_as_they_were() -> None:
     rows = [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4, 5], "labels": [4, -100]}]
     pack = build_pack(rows, format=Sft(label_mode="tokens"))

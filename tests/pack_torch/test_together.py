@@ -1,6 +1,8 @@
 """Several packs laid out at once are what each would be alone, and share nothing that shows."""
 
+import gc
 import pickle
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -16,15 +18,24 @@ from pack_torch import Sft
 from pack_torch.formats import together
 from pack_torch.formats.columns import Field, Row
 from pack_torch.formats.encoded import Encoded
+from pack_torch.formats.together import encode_together
 from support.format_cases import as_kind, lists, same
-from support.iterable_cases import held, packed, rows_of_lengths
+from support.iterable_cases import Stream, held, packed, rows_of_lengths
 
 MADE = Sft(label_mode="tokens")
 
 
+def encoded(format: Sft, packs: Sequence[Sequence[Row]]) -> list[Encoded]:
+    """All packs, as many at once as the format likes."""
+    found: list[Encoded] = []
+    while len(found) < len(packs):
+        found += format.encode_some(packs[len(found) :])
+    return found
+
+
 def test_labels_positions_and_boundaries_begin_anew_in_every_pack() -> None:
     packs = [[{"input_ids": [1, 2]}, {"input_ids": [3]}], [{"input_ids": [4, 5, 6]}]]
-    first, second = MADE.encode_packs(packs)
+    first, second = encoded(MADE, packs)
     assert [one.columns["input_ids"].tolist() for one in (first, second)] == [[1, 2, 3], [4, 5, 6]]
     assert [one.columns["labels"].tolist() for one in (first, second)] == [[2, -100, -100], [5, 6, -100]]
     assert [one.position_ids.tolist() for one in (first, second)] == [[0, 1, 0], [0, 1, 2]]
@@ -73,7 +84,7 @@ def test_packs_together_are_the_packs_alone(drawn: tuple[Sft, list[list[Row]]], 
     format, packs = drawn
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(together, "_TOKENS", tokens)
-        found = list(format.encode_packs(packs))
+        found = encoded(format, packs)
     alone = [format.encode(pack) for pack in packs]
     for one, other, rows in zip(found, alone, packs, strict=True):
         assert same(shown(one), shown(other))
@@ -85,7 +96,12 @@ def test_packs_together_are_the_packs_alone(drawn: tuple[Sft, list[list[Row]]], 
 def test_the_type_of_a_column_does_not_hang_on_the_neighbours() -> None:
     format = Sft(label_mode="tokens", token_fields={"weights": 0.0})
     packs = [[{"input_ids": [1, 2], "weights": [0.5, 1]}], [{"input_ids": [3], "weights": [2]}]]
-    assert [one.columns["weights"].dtype for one in format.encode_packs(packs)] == [np.float64, np.int64]
+    assert [one.columns["weights"].dtype for one in encoded(format, packs)] == [np.float64, np.int64]
+
+
+def test_names_keep_the_order_that_a_pack_has_them_in() -> None:
+    packs = [[{"input_ids": [1, 2], "tag": 1}], [{"tag": 2, "input_ids": [3, 4]}]]
+    assert [list(row) for one in encoded(MADE, packs) for row in MADE.decode(one)] == [list(one[0]) for one in packs]
 
 
 def test_a_pack_that_is_refused_is_refused_in_its_turn_and_again() -> None:
@@ -98,6 +114,45 @@ def test_a_pack_that_is_refused_is_refused_in_its_turn_and_again() -> None:
         assert caught.value.__notes__ == ["in the pack of documents 3, counted from 0 as this reader reads them"]
 
 
+@pytest.mark.parametrize("bad", [[], [{"tokens": [1]}], [{"input_ids": []}]])
+def test_whatever_ails_a_pack_the_one_before_it_is_laid_out(bad: list[Row]) -> None:
+    packs = [[{"input_ids": [1, 2]}], bad]
+    (first,) = MADE.encode_some(packs)
+    assert first.columns["labels"].tolist() == [2, -100]
+    with pytest.raises(ValueError, match=r"no documents|have no 'input_ids'|has no tokens"):
+        MADE.encode_some(packs[1:])
+
+
+@attrs.frozen
+class Failing(Sft):
+    """Raises at its first call, and tells how many packs it was given at each."""
+
+    fault: BaseException = attrs.field(factory=KeyboardInterrupt)
+    calls: list[int] = attrs.field(factory=list)
+
+    def encode_some(self, packs: Sequence[Sequence[Row]]) -> Sequence[Encoded]:
+        self.calls.append(len(packs))
+        if len(self.calls) == 1:
+            raise self.fault
+        return encode_together(self, packs)
+
+
+def test_an_interrupted_iteration_goes_on_with_the_pack_it_was_at() -> None:
+    format = Failing(label_mode="tokens")
+    packs = iter(packed(rows_of_lengths([10] * 40), format=format, block=40))
+    with pytest.raises(KeyboardInterrupt):
+        next(packs)
+    assert [held(pack)[0] for pack in packs] == list(range(40))
+    assert format.calls[:4] == [16, 16, 16, 6]  # two wait until the source has ended
+
+
+def test_an_iterator_that_ends_in_a_format_does_not_end_the_data() -> None:
+    packs = iter(packed(rows_of_lengths([10] * 3), format=Failing(label_mode="tokens", fault=StopIteration()), block=8))
+    with pytest.raises(RuntimeError, match="Failing or a row raised StopIteration"):
+        next(packs)
+    assert [held(pack)[0] for pack in packs] == [0, 1, 2]
+
+
 def test_a_subclass_that_lays_out_its_own_way_sees_one_pack_at_a_time() -> None:
     @attrs.frozen
     class Numbered(Sft):
@@ -105,20 +160,39 @@ def test_a_subclass_that_lays_out_its_own_way_sees_one_pack_at_a_time() -> None:
             laid = super().encode(rows)
             return attrs.evolve(laid, values={"of": [len(rows)] * len(rows)})
 
-    packs = list(packed(rows_of_lengths([5, 5, 3, 3]), format=Numbered(label_mode="tokens")))
+    packs = list(packed(rows_of_lengths([5, 5, 3, 3]), format=Numbered(label_mode="tokens"), block=8))
     assert [pack.values for pack in packs] == [{"of": [2, 2]}, {"of": [2, 2]}]
 
 
-def test_a_format_that_leaves_packs_out_is_told_so() -> None:
+@pytest.mark.parametrize(("number", "message"), [(0, "gave 0 packs of 3"), (4, "gave 4 packs of 3")])
+def test_a_format_that_leaves_packs_out_or_adds_some_is_told_so(number: int, message: str) -> None:
     @attrs.frozen
-    class Short(Sft):
-        def encode_packs(self, packs: Sequence[Sequence[Row]]) -> Iterator[Encoded]:
-            return super().encode_packs(packs[:-1])
+    class Wrong(Sft):
+        def encode_some(self, packs: Sequence[Sequence[Row]]) -> Sequence[Encoded]:
+            return [self.encode(packs[0])] * number
 
-    packs = iter(packed(rows_of_lengths([10, 10, 10]), format=Short(label_mode="tokens")))
-    assert [held(pack) for pack in islice(packs, 2)] == [[0] * 10, [1] * 10]
-    with pytest.raises(PackError, match=r"Short\.encode_packs gave 2 packs where there are 3; it must give one for"):
+    packs = iter(packed(rows_of_lengths([10, 10, 10]), format=Wrong(label_mode="tokens"), block=8))
+    with pytest.raises(PackError, match=rf"Wrong\.encode_some {message}; it must give the first of them"):
         next(packs)
+
+
+@pytest.mark.filterwarnings("ignore:the source has neither")
+def test_nothing_of_a_block_is_held_once_its_packs_are_given() -> None:
+    class Weak(dict[str, Any]):
+        """A row that can be looked after."""
+
+    watched: list[weakref.ref[Weak]] = []
+
+    def source() -> Iterator[Row]:
+        for length in [10] * 8 + [3]:
+            row = Weak(input_ids=[1] * length)
+            watched.append(weakref.ref(row))
+            yield row
+
+    dataset = packed(Stream(source()), strategy="next_fit", last="drop", window=1, block=1)
+    given = sum(1 for _ in dataset)
+    gc.collect()
+    assert (given, [one() for one in watched]) == (8, [None] * 9)
 
 
 def test_few_tokens_are_held_by_a_pack_that_is_kept() -> None:
@@ -127,7 +201,7 @@ def test_few_tokens_are_held_by_a_pack_that_is_kept() -> None:
         held_by = pack.encoded.columns["input_ids"].base
         assert held_by is None or held_by.nbytes <= 16 * 8_000
     wide = [[{"input_ids": np.full(length, 1)}] for length in (10_000, 20_000, 30_000, 2, 2_000, 768)]
-    found = [one.columns["labels"] for one in MADE.encode_packs(wide)]
+    found = [one.columns["labels"] for one in encoded(MADE, wide)]
     assert list(map(len, found)) == [10_000, 20_000, 30_000, 2, 2_000, 768]
     shared = [None if one.base is None else len(one.base) for one in found]
     assert shared == [30_000, 30_000, 32_002, 32_002, 32_002, None]  # 2^15 are 32,768

@@ -47,6 +47,10 @@ class Pack:
     capacity: int
     info: Mapping[str, Any] = attrs.field(factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process makes it of, nothing derived."""
+        return attrs.asdict(self, recurse=False)
+
     def __getitem__(self, name: str) -> Tensor:
         """Return a column, `[T, ...]`."""
         if name not in self.encoded.columns:

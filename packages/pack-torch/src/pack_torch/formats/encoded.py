@@ -49,6 +49,10 @@ class Encoded:
     heads: Mapping[str, Array] = attrs.field(factory=dict, repr=False)
     weightless: bool = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process makes it of: what is derived is derived there, if it is asked for."""
+        return attrs.asdict(self, recurse=False)
+
     @property
     def rows(self) -> int:
         """How many rows of the dataset the pack holds."""

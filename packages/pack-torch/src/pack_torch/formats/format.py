@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -72,9 +72,9 @@ class Format(Protocol):
         """Return the rows of one pack laid end to end."""
         ...
 
-    def encode_packs(self, packs: Sequence[Sequence[Row]]) -> Iterator[Encoded]:
-        """Return what `encode` makes of each pack, in order, for formats that make several sooner at once."""
-        return map(self.encode, packs)
+    def encode_some(self, packs: Sequence[Sequence[Row]]) -> Sequence[Encoded]:
+        """Return the first of these packs, each as `encode` lays it out: one, or as many as are sooner done at once."""
+        return [self.encode(packs[0])]
 
     def decode(self, encoded: Encoded) -> list[Row]:
         """Return the rows that `encode` was given."""

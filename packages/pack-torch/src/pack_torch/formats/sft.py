@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
@@ -165,10 +165,10 @@ class Sft(Format):
             columns[self.labels] = self._made_labels(columns, values, ends, lengths)
         return Encoded(columns, lengths, None, None, values, names, origins, heads)
 
-    def encode_packs(self, packs: Sequence[Sequence[Row]]) -> Iterator[Encoded]:
-        """Return the documents of each pack end to end, several packs laid out at once."""
+    def encode_some(self, packs: Sequence[Sequence[Row]]) -> Sequence[Encoded]:
+        """Return the first of these packs, several laid out at once."""
         own = type(self).encode is not Sft.encode  # and who knows whether it minds what else lies in a pack
-        return super().encode_packs(packs) if own else encode_together(self, packs)
+        return super().encode_some(packs) if own else encode_together(self, packs)
 
     def _carried(self, name: str, parts: list[Any]) -> list[Any]:
         if self.extra == "raise" and name not in (*self.document_fields, self.prompt_length):
@@ -194,8 +194,14 @@ class Sft(Format):
         learned = learned.copy()
         for mask in masks:
             learned[mask == 0] = IGNORED
-        for end, length, prompt in zip(ends.tolist(), lengths, prompts, strict=False):
-            learned[end - length : end - length + int(prompt)] = IGNORED
+        for document, prompt in enumerate(prompts):
+            if not 0 <= prompt <= lengths[document]:
+                raise ValueError(
+                    f"document {document} of the pack has {lengths[document]:,} tokens and {prompt} of them as "
+                    f"{self.prompt_length!r}, which must be from 0 to all; cut both together, as Sft.cut does"
+                )
+            start = int(ends[document]) - lengths[document]
+            learned[start : start + int(prompt)] = IGNORED
         return shifted(learned, ends, IGNORED)
 
     def decode(self, encoded: Encoded) -> list[Row]:

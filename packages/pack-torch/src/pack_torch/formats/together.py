@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
 
 import numpy as np
@@ -11,12 +11,12 @@ from pack_torch.formats.columns import Row, origins_of
 from pack_torch.formats.encoded import Encoded
 from pack_torch.formats.format import Format
 
-#: Most packs laid out at once, and the tokens they may have: what a core's cache holds, and what one kept pack keeps.
-_PACKS, _TOKENS = 16, 1 << 15
+#: Most tokens of several packs laid out at once: what a core's cache holds, and what a pack that is kept keeps.
+_TOKENS = 1 << 15
 
 
-def encode_together(format: Format, packs: Sequence[Sequence[Row]]) -> Iterator[Encoded]:
-    """Return what the format's `encode` makes of each pack, for a third of the time where packs are short.
+def encode_together(format: Format, packs: Sequence[Sequence[Row]]) -> list[Encoded]:
+    """Return the first of these packs, each as the format's `encode` makes it: as many as are laid out at once.
 
     The columns of a pack are stretches of arrays that its neighbours share. For formats that lay every row out by
     itself, one after the other, a segment each.
@@ -26,39 +26,33 @@ def encode_together(format: Format, packs: Sequence[Sequence[Row]]) -> Iterator[
     >>> [one.columns["labels"].tolist() for one in encode_together(Sft(label_mode="tokens"), packs)]
     [[2, -100, -100], [5, -100]]
     """
-    for some in _gathered(format, packs):
-        yield from _encoded(format, some)
+    try:
+        some = packs[: _fitting(format, packs)]
+        if len(some) > 1 and _alike(format, some):
+            whole = format.encode(list(chain.from_iterable(some)))
+            return split_rows(whole, list(map(len, some)))
+    except Exception:
+        pass  # one of the packs is at fault, and is refused in its turn, by itself
+    return [format.encode(packs[0])]
 
 
-def _gathered(format: Format, packs: Iterable[Sequence[Row]]) -> Iterator[list[Sequence[Row]]]:
-    """Return as many packs at a time as are laid out at once."""
-    some: list[Sequence[Row]] = []
+def _fitting(format: Format, packs: Sequence[Sequence[Row]]) -> int:
+    """Return how many packs are laid out at once."""
     tokens = 0
-    for pack in packs:
-        more = sum(format.lengths(pack))
-        if some and (len(some) == _PACKS or tokens + more > _TOKENS):
-            yield some
-            some, tokens = [], 0
-        some.append(pack)
-        tokens += more
-    if some:
-        yield some
+    for number, pack in enumerate(packs):
+        tokens += sum(format.lengths(pack))
+        if tokens > _TOKENS:
+            return number
+    return len(packs)
 
 
-def _encoded(format: Format, packs: Sequence[Sequence[Row]]) -> Iterable[Encoded]:
+def _alike(format: Format, packs: Sequence[Sequence[Row]]) -> bool:
+    """Return whether names and their order, and the dtype of every column, are those that each pack has by itself."""
+    if not all(packs) or len({tuple(pack[0]) for pack in packs}) > 1:
+        return False
     rows = list(chain.from_iterable(packs))
-    if len(packs) > 1 and _alike(format, rows):
-        try:
-            return split_rows(format.encode(rows), list(map(len, packs)))
-        except Exception:
-            pass  # one of the packs is at fault, and is refused in its turn, by itself
-    return map(format.encode, packs)
-
-
-def _alike(format: Format, rows: Sequence[Row]) -> bool:
-    """Return whether a column's dtype does not depend on which rows it is made of."""
     undeclared = [name for name in rows[0] if name in format.fields and format.fields[name].dtype is None]
-    return all(isinstance(origins_of([row.get(name) for row in rows]), np.dtype) for name in undeclared)
+    return all(isinstance(origins_of([row[name] for row in rows]), np.dtype) for name in undeclared)
 
 
 def split_rows(whole: Encoded, counts: Sequence[int]) -> list[Encoded]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +20,9 @@ from pack_torch.iterable.mark import Mark
 from pack_torch.iterable.order import Repeated
 from pack_torch.iterable.setup import CUTTING
 
+#: Most packs that a format is given to lay out at once.
+_AT_ONCE = 16
+
 
 @attrs.frozen(eq=False)
 class Block:
@@ -31,27 +34,28 @@ class Block:
     rows: Sequence[list[Row]]
     info: Mapping[str, int]
 
-    def encoded(self, format: Format, first: int) -> Iterator[Encoded]:
-        """Return the packs from one on as the format lays them out.
+    def encoded(self, format: Format, first: int) -> Sequence[Encoded]:
+        """Return packs from one on as the format lays them out: that one, and those after it that it does at once.
 
         Raises:
-            PackError: the format gives fewer packs than there are.
+            PackError: the format gives none, or too many.
             Exception: what the format raises, with a note that says for which documents.
         """
-        place = first
+        packs = self.rows[first : first + _AT_ONCE]
         try:
-            for encoded in format.encode_packs(self.rows[first:]):
-                yield encoded
-                place += 1
+            laid = format.encode_some(packs)
         except Exception as error:
-            keys = ", ".join(map(str, self.packs[place].keys))
+            keys = ", ".join(map(str, self.packs[first].keys))
             error.add_note(f"in the pack of documents {keys}, counted from 0 as this reader reads them")
+            if isinstance(error, StopIteration):  # it would end the iteration without a word
+                raise RuntimeError(f"{type(format).__name__} or a row raised StopIteration") from error
             raise
-        if place != len(self.packs):
+        if not 0 < len(laid) <= len(packs):
             raise PackError(
-                f"{type(format).__name__}.encode_packs gave {place - first:,} packs where there are "
-                f"{len(self.packs) - first:,}; it must give one for each"
+                f"{type(format).__name__}.encode_some gave {len(laid):,} packs of {len(packs):,}; it must give the "
+                "first of them, or more of them"
             )
+        return laid
 
 
 @attrs.frozen(eq=False)

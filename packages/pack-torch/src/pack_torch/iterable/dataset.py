@@ -243,7 +243,8 @@ class _Iteration(Iterator[Pack]):
         self._format, self._capacity, self._begun = format, capacity, begun
         self._block: Block | None = None
         self._given = 0
-        self._encoded: Iterator[Encoded] = iter(())
+        #: Packs of this block that were laid out at once, by their number in it.
+        self._laid: dict[int, Encoded] = {}
         #: Once it was looked for: the next block that has packs, and the last one before it.
         self._looked: tuple[Block, Block | None] | None = None
         self._error: BaseException | None = None
@@ -255,6 +256,7 @@ class _Iteration(Iterator[Pack]):
 
     def __next__(self) -> Pack:
         while self._block is None or self._given == len(self._block.packs):
+            self._laid, self._json = {}, None  # else they keep what the block before is made of
             if self._looked:
                 (self._block, made), self._looked = self._looked, None
                 self._given = len(self._block.packs)
@@ -268,15 +270,11 @@ class _Iteration(Iterator[Pack]):
                     f"the state was saved after {self._skip:,} packs of a block that has {len(made.packs):,} now; the "
                     "source is not what it was, so it cannot be gone on with exactly"
                 )
-            self._json = None  # it would keep the mark of the block before, and so all that waited then
             self._block, self._given, self._skip = made, self._skip, 0
-            self._encoded = made.encoded(self._format, self._given)
         given = self._given
-        try:
-            encoded = next(self._encoded)
-        except Exception:
-            self._encoded = self._block.encoded(self._format, given)  # whoever asks again is told again
-            raise
+        if given not in self._laid:
+            self._laid = dict(enumerate(self._block.encoded(self._format, given), given))
+        encoded = self._laid[given]
         info = {} if given else self._block.info
         if self._sized and given == len(self._block.packs) - 1 and (rest := self._look_on(self._block)):
             info = add_metrics([info, rest])

@@ -20,10 +20,10 @@ def check_format(format: Any, options: StreamOptions) -> None:
     """Raise unless it is a format, and one whose rows may be cut wherever these options may cut them."""
     if isinstance(format, type) or not callable(getattr(format, "encode", None)):
         raise PackError(f"format is {format!r}; give an object such as Sft(), which says what a row is")
-    if missing := [name for name in vars(Format) if not name.startswith("_") and not hasattr(format, name)]:
+    if Format not in type(format).__mro__:
         raise PackError(
-            f"{type(format).__name__} has no {', '.join(missing)}; let it inherit from pack_torch.Format, which brings "
-            "what a format need not write itself"
+            f"{type(format).__name__} does not inherit from pack_torch.Format, which brings what a format need not "
+            "write itself; let it do so"
         )
     cuts = f"overlong={options.overlong!r}" if options.overlong in CUTTING else ""
     anywhere = f"strategy {options.strategy!r}" if options.cuts else ""
