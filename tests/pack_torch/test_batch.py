@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -143,6 +146,23 @@ def test_a_field_that_a_sample_lacks_is_named_with_it() -> None:
         batch.concat("ref_log_probs")
     with pytest.raises(ValueError, match="'reward' is not a field with one value per response token"):
         batch.concat("reward")
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_batch_travels_without_what_it_derived(make: Callable[[PackedBatch], PackedBatch]) -> None:
+    batch = build_batch([Rollout("a", [1, 2, 3], 2), Rollout("b", [4, 5], 1)], [1, 0])
+    size = len(pickle.dumps(batch))
+    mask, starts = batch.dense_mask(), batch.cu_seqlens
+    batch.block_mask()
+    again = make(batch)
+    assert len(pickle.dumps(batch)) == size
+    assert (again.input_ids.tolist(), again.doc_lens, [one.length for one in again.rollouts]) == (
+        [4, 5, 1, 2, 3],
+        (2, 3),
+        [2, 3],
+    )
+    assert torch.equal(again.dense_mask(), mask)
+    assert torch.equal(again.cu_seqlens, starts)
 
 
 def test_a_row_of_bare_tokens_has_no_responses() -> None:
