@@ -193,6 +193,12 @@ def test_a_rollout_fills_in_its_mask_and_counts_its_tokens() -> None:
     assert Rollout(8, [1, 2], 0).loss_mask.shape == (0,)
 
 
+def test_a_rollout_is_made_again_of_its_fields() -> None:
+    rollout = Rollout("a", [1, 2, 3], 2, advantages=[0.5, 0.25])
+    for again in (Rollout(**attrs.asdict(rollout, recurse=False)), pickle.loads(pickle.dumps(rollout))):
+        assert (again.length, again.prompt_length, again.tokens.tolist()) == (3, 1, [1, 2, 3])
+
+
 def test_evolving_adds_fields_and_keeps_the_rest() -> None:
     rollout = make()[0]
 

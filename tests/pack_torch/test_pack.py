@@ -63,7 +63,7 @@ def test_prompts_and_turns_are_masked_by_flag_and_by_mask(extra: dict, options: 
     assert pack.documents() == rows
 
 
-@pytest.mark.parametrize("prompt", [-1, 4])
+@pytest.mark.parametrize("prompt", [-1, 4, None])
 def test_a_prompt_longer_than_its_document_is_refused_and_masks_no_neighbour(prompt: int) -> None:
     rows = [{"input_ids": [1, 2, 3], "prompt_length": prompt}, {"input_ids": [4, 5], "prompt_length": 0}]
     with pytest.raises(

@@ -137,6 +137,13 @@ class Failing(Sft):
         return encode_together(self, packs)
 
 
+def test_packs_that_must_be_laid_out_one_by_one_are_looked_at_once() -> None:
+    packs = [[{"input_ids": [1, 2], "completion_mask": [0, 1]}]] * 9
+    (first, *rest) = MADE.encode_some([*packs, [{"input_ids": []}], *packs])
+    assert len(rest) == 8
+    assert first.columns["labels"].tolist() == [2, -100]
+
+
 def test_an_interrupted_iteration_goes_on_with_the_pack_it_was_at() -> None:
     format = Failing(label_mode="tokens")
     packs = iter(packed(rows_of_lengths([10] * 40), format=format, block=40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, cast
 
 import attrs
@@ -31,10 +32,6 @@ def _as_floats(values: Any) -> Tensor | None:
     known = isinstance(values, Tensor) or hasattr(values, "dtype")
     floats = torch.as_tensor(values) if known else torch.as_tensor(values, dtype=torch.float64)
     return floats if floats.is_floating_point() else floats.to(torch.float64)
-
-
-def _length(rollout: Any) -> int:
-    return int(rollout.tokens.numel())
 
 
 def _as_versions(values: Iterable[str]) -> tuple[str, ...]:
@@ -103,8 +100,6 @@ class Rollout:
     ref_log_probs: Tensor | None = attrs.field(default=None, converter=_as_floats, repr=False)
     reward: float | None = None
     weight_versions: tuple[str, ...] = attrs.field(default=(), converter=_as_versions)
-    #: Tokens of prompt and response together.
-    length: int = attrs.field(init=False, default=attrs.Factory(_length, takes_self=True), repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Check every field against the sample's own lengths."""
@@ -118,6 +113,11 @@ class Rollout:
                 )
         if self.routes is not None:
             _check_routes(self, self.routes)
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of prompt and response together."""
+        return int(self.tokens.numel())
 
     @property
     def prompt_length(self) -> int:

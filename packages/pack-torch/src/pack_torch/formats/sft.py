@@ -194,15 +194,21 @@ class Sft(Format):
         learned = learned.copy()
         for mask in masks:
             learned[mask == 0] = IGNORED
-        for document, prompt in enumerate(prompts):
-            if not 0 <= prompt <= lengths[document]:
-                raise ValueError(
-                    f"document {document} of the pack has {lengths[document]:,} tokens and {prompt} of them as "
-                    f"{self.prompt_length!r}, which must be from 0 to all; cut both together, as Sft.cut does"
-                )
-            start = int(ends[document]) - lengths[document]
-            learned[start : start + int(prompt)] = IGNORED
+        for document, (end, length, given) in enumerate(zip(ends.tolist(), lengths, prompts, strict=False)):
+            learned[end - length : end - length + self._prompt(document, length, given)] = IGNORED
         return shifted(learned, ends, IGNORED)
+
+    def _prompt(self, document: int, length: int, given: Any) -> int:
+        try:
+            prompt = int(given)
+        except (TypeError, ValueError):
+            prompt = -1
+        if not 0 <= prompt <= length:
+            raise ValueError(
+                f"document {document} of the pack has {length:,} tokens and {given!r} of them as "
+                f"{self.prompt_length!r}, which must be from 0 to all; cut both together, as Sft.cut does"
+            )
+        return prompt
 
     def decode(self, encoded: Encoded) -> list[Row]:
         """Return the documents as they came."""

@@ -26,14 +26,21 @@ def encode_together(format: Format, packs: Sequence[Sequence[Row]]) -> list[Enco
     >>> [one.columns["labels"].tolist() for one in encode_together(Sft(label_mode="tokens"), packs)]
     [[2, -100, -100], [5, -100]]
     """
+    some = packs[:1]
     try:
-        some = packs[: _fitting(format, packs)]
+        some = packs[: max(1, _fitting(format, packs))]
         if len(some) > 1 and _alike(format, some):
             whole = format.encode(list(chain.from_iterable(some)))
             return split_rows(whole, list(map(len, some)))
     except Exception:
         pass  # one of the packs is at fault, and is refused in its turn, by itself
-    return [format.encode(packs[0])]
+    laid = [format.encode(some[0])]
+    for pack in some[1:]:
+        try:
+            laid.append(format.encode(pack))
+        except Exception:
+            break
+    return laid
 
 
 def _fitting(format: Format, packs: Sequence[Sequence[Row]]) -> int:
@@ -50,8 +57,11 @@ def _alike(format: Format, packs: Sequence[Sequence[Row]]) -> bool:
     """Return whether names and their order, and the dtype of every column, are those that each pack has by itself."""
     if not all(packs) or len({tuple(pack[0]) for pack in packs}) > 1:
         return False
+    first = packs[0][0]
+    undeclared = [name for name in first if name in format.fields and format.fields[name].dtype is None]
+    if not all(isinstance(first[name], np.ndarray) for name in undeclared):
+        return False
     rows = list(chain.from_iterable(packs))
-    undeclared = [name for name in rows[0] if name in format.fields and format.fields[name].dtype is None]
     return all(isinstance(origins_of([row[name] for row in rows]), np.dtype) for name in undeclared)
 
 

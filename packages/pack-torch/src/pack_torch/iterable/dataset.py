@@ -278,19 +278,22 @@ class _Iteration(Iterator[Pack]):
         info = {} if given else self._block.info
         if self._sized and given == len(self._block.packs) - 1 and (rest := self._look_on(self._block)):
             info = add_metrics([info, rest])
-        self._given = given + 1
-        return Pack(encoded, self._format, self._capacity, info)
+        pack = Pack(encoded, self._format, self._capacity, info)
+        self._given = given + 1  # last of all, so that an interrupt loses no pack
+        return pack
 
     def _look_on(self, block: Block) -> Mapping[str, int]:
         """Make the next block that has packs; where there is none, return what is left to be told by the last pack."""
-        last = block
-        try:
-            made = self._made()
-            while made is not None and not made.packs:
-                last, made = made, self._made()
-        except Exception:
-            return {}  # it is raised where the next pack is asked for
-        self._looked = (last, made)
+        if self._looked is None:
+            last = block
+            try:
+                made = self._made()
+                while made is not None and not made.packs:
+                    last, made = made, self._made()
+            except Exception:
+                return {}  # it is raised where the next pack is asked for
+            self._looked = (last, made)
+        last, made = self._looked
         return last.info if made is None and last is not block else {}
 
     def close(self) -> None:
