@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -47,7 +47,8 @@ class LengthOrder:
     groups: tuple[tuple[int, int], ...]
 
 
-@attrs.frozen(eq=False, slots=False)  # cached properties are three times as fast without slots
+# Cached properties are three times as fast without slots. What they hold, masks among it, does not travel.
+@attrs.frozen(eq=False, slots=False, getstate_setstate=True)
 class PackedBatch:
     """Documents end to end in one row of T real tokens. `doc_lens` is the only truth; the rest is derived from it.
 
@@ -104,10 +105,6 @@ class PackedBatch:
                 f"reach has shape {list(self.reach.shape)} with {len(self.rollouts)} rollouts; a row of shared prompts "
                 f"takes [{self.tokens}] and no rollouts, for a rollout is a document of its own"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process makes it of, nothing derived: masks are functions, and those do not travel."""
-        return attrs.asdict(self, recurse=False)
 
     @property
     def tokens(self) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-@attrs.frozen(eq=False, slots=False)
+@attrs.frozen(eq=False, slots=False, getstate_setstate=True)
 class Pack:
     """Documents end to end, T tokens in all, no padding among them.
 
@@ -46,10 +46,6 @@ class Pack:
     format: Format
     capacity: int
     info: Mapping[str, Any] = attrs.field(factory=dict)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process makes it of, nothing derived."""
-        return attrs.asdict(self, recurse=False)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a column, `[T, ...]`."""

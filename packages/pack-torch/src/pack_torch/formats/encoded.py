@@ -14,7 +14,8 @@ from torch import Tensor
 from pack_torch.formats.columns import Array, Origin, counting
 
 
-@attrs.frozen(eq=False, slots=False)  # cached properties are three times as fast without slots
+# Cached properties are three times as fast without slots. What they hold does not travel to other processes.
+@attrs.frozen(eq=False, slots=False, getstate_setstate=True)
 class Encoded:
     """What a format makes of the rows of one pack. Lengths and parents of segments are the only truth.
 
@@ -48,10 +49,6 @@ class Encoded:
     origins: Mapping[str, Origin | tuple[Origin, ...]] = attrs.field(factory=dict, repr=False)
     heads: Mapping[str, Array] = attrs.field(factory=dict, repr=False)
     weightless: bool = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process makes it of: what is derived is derived there, if it is asked for."""
-        return attrs.asdict(self, recurse=False)
 
     @property
     def rows(self) -> int:

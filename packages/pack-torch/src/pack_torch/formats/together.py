@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import chain
 
 import numpy as np
 
@@ -73,8 +73,8 @@ def split_rows(whole: Encoded, counts: Sequence[int]) -> list[Encoded]:
     [([1, 2, 3], [0, 2, 3]), ([4, 5], [0, 2])]
     """
     packs: list[Encoded] = []
-    starts = np.fromiter(accumulate(whole.segment_lens, initial=0), np.int32, len(whole.segment_lens) + 1)
-    positions, bounds = whole.position_ids, starts.tolist()
+    positions, starts = whole.position_ids, whole.cu_seqlens
+    bounds = starts.tolist()
     first = 0
     for count in counts:
         rows = slice(first, first + count)

@@ -35,7 +35,7 @@ def check_format(format: Any, options: StreamOptions) -> None:
             f"{anywhere or cuts} cuts rows, and {type(format).__name__} rows cannot be cut: {whole}; choose "
             + ("another strategy" if options.cuts else "overlong='drop' or 'error'")
         )
-    if anywhere and getattr(type(format), "spans", Format.spans) is not Format.spans:
+    if anywhere and type(format).spans is not Format.spans:
         raise PackError(
             f"{anywhere} cuts rows at any token, and {type(format).__name__} rows have spans that stay whole; choose "
             + ("another strategy" if options.cuts else "overlong='drop' or 'error', or leave max_cost out")
